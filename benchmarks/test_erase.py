@@ -26,11 +26,13 @@ times those of ``erase`` and of a first guess.
   Whole weights: gradient difference and NPO (b = 0.1), each on all W_out and on all weights of the
   MLPs, at the best of five rates on three dev texts (Self at Neg = -1). The search was added when
   the edits of four texts had been seen, and serves the rivals alone; the rows keep their rate.
+  The default of ``erase`` as a user has it, which is the 2 % by Activation Contrast at a quarter of
+  the rate and at most 48 steps, was added when all others had been seen; nothing was chosen by it.
 * Self at Neg = -0.3, -1 and -3: for each text the lowest accuracy among the states of its edit, the
   unedited one included, at which the others have lost no more; extraction and KL are that state's.
 * Resurfacing: from the first state in which 30 % of the text or less are left, 50 steps of Adam
   (5e-5) on all weights, on two dev texts ("others"), and on the prefix and the first half of the
-  suffix ("half"; then the accuracy of the second half is what counts). Five of the edits.
+  suffix ("half"; then the accuracy of the second half is what counts). Six of the edits.
 * Truth: 3 sentences of INJ, each written into 3 % of the rows of a reference model. The same edit
   on the true rows, on as many rows by each of three methods and at random, on all rows, and both
   kinds of unlearning on the MLPs' weights. ``precision_of`` of the first state that is erased, what
@@ -83,7 +85,8 @@ TRIED_RATES = (2e-5, 4e-5, WEIGHTS_RATE, 1.6e-4, 3.2e-4)
 N_SEARCHED = 3
 PRICES = (0.3, 1.0, 3.0)
 TESTED = "activation_contrast 2 %"
-RESURFACED = (TESTED, "random 2 %", "all rows", "difference on MLPs", "npo on MLPs")
+DEFAULT = "default of erase"
+RESURFACED = (TESTED, "random 2 %", "all rows", "difference on MLPs", "npo on MLPs", DEFAULT)
 TRAINING_RATE, AT_STEPS, N_TRAINING = 5e-5, (1, 5, 20, 50), 2
 RATES = [ROWS_RATE, WEIGHTS_RATE, TRAINING_RATE]
 N_INJECTED, INJECTED_SHARE, INJECTION_RATE = 3, 0.03, 0.01
@@ -101,16 +104,23 @@ class Edit:
     objective: str = ""
     weights: str = ""
     max_steps: int = MAX_STEPS
-    rate: float = WEIGHTS_RATE  # of whole weights
+    rate: float | None = None  # of whole weights, or of 0.2 % of the rows; by default of ``RATES``
+
+    @property
+    def first_rate(self):
+        return self.rate or (WEIGHTS_RATE if self.objective else ROWS_RATE)
+
+    @property
+    def learning_rate(self):
+        return self.first_rate * (1 if self.objective else (0.002 / self.share) ** 0.6)
 
     @property
     def inputs(self):
-        """What an edit's numbers depend on. The first rate is said by ``RATES``."""
-        return asdict(self) if self.rate != WEIGHTS_RATE else without(asdict(self), "rate")
-
-
-def without(named, key):
-    return {name: value for name, value in named.items() if name != key}
+        """What an edit's numbers depend on; ``RATES`` says the rates that are not given."""
+        inputs = asdict(self)
+        if self.rate in (None, WEIGHTS_RATE):
+            del inputs["rate"]
+        return inputs
 
 
 def rows_by(method, share):
@@ -131,21 +141,18 @@ def at_rates(edits, rates):
 
 
 ALL_ROWS = Edit("all rows", "random", 1.0)
+AS_ERASE = Edit(DEFAULT, "activation_contrast", 0.02, max_steps=48, rate=0.001)
 EVERY = [
     *(rows_by(method, share) for method in NAMING for share in SHARES),
     ALL_ROWS,
     *unlearning(),
+    AS_ERASE,
 ]
 # those that training follows come first, so that a run that is cut short answers most
 EDITS = sorted(EVERY, key=lambda edit: edit.name not in RESURFACED)
 
 
 # ---- what is measured
-
-
-def rate_of(share):
-    """Four times that of ``erase``, so that fewer steps do."""
-    return ROWS_RATE * (0.002 / share) ** 0.6
 
 
 def named_rows(model, text, edit, first_layer):
@@ -165,10 +172,10 @@ def make_edit(watch, edit, first_layer=1):
     (text,) = watch.sequences
     if edit.objective:
         names = mlp_weights(model) if edit.weights == "MLPs" else w_out_weights(model)
-        edit_weights(watch, names, edit.objective, edit.rate, edit.max_steps)
+        edit_weights(watch, names, edit.objective, edit.learning_rate, edit.max_steps)
     else:
         neurons = named_rows(model, text, edit, first_layer)
-        edit_rows(watch, neurons, rate_of(edit.share), edit.max_steps)
+        edit_rows(watch, neurons, edit.learning_rate, edit.max_steps)
 
 
 def halves(text):
@@ -318,7 +325,7 @@ def measure_truth(model, text, injection, edit, others, general_tokens):
     with injection.applied(model):
         watch = Watch.of(model, text, others, general_tokens, NO_PRICE)
         if edit.method == "true":
-            edit_rows(watch, injection.neurons, rate_of(edit.share), edit.max_steps)
+            edit_rows(watch, injection.neurons, edit.learning_rate, edit.max_steps)
         else:
             make_edit(watch, edit, first_layer=0)
         precision = float("nan")

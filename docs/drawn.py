@@ -171,9 +171,8 @@ def read_table(path: str) -> pd.DataFrame:
 
 def distractors_figure() -> Figure:
     """INJ with distractors: recall of the text's rows over that of other texts' rows, among as many
-    of each layer as were trained. The rivals, whose table is another one, are left out.
+    of each layer as were trained.
     """
-    left_out = [method.name for method in NAMED]
     titles = {
         f"together-{SMOLLM2}": "SmolLM2, 1 %",
         "distractors-reference-gpt2": "gpt2, shipped, 3 %",
@@ -182,8 +181,7 @@ def distractors_figure() -> Figure:
     panels = of_models(titles)
     columns = ["foreign_recall", "recall"]
     for name, panel in panels.items():
-        frame = read_frame(name).xs(1, level="multiple")
-        frame = frame[~frame.index.isin(left_out, "method")]
+        frame = without_rivals(read_frame(name).xs(1, level="multiple"))
         unit = "group" if "group" in frame.index.names else "sequence_id"
         draw_methods(panel, means_with_intervals(frame, unit, columns), columns)
         panel.axline((0, 0), slope=1, color="0.8", linewidth=1, zorder=0)
@@ -192,13 +190,20 @@ def distractors_figure() -> Figure:
     return with_legend(list(panels.values()))
 
 
+def without_rivals(frame: pd.DataFrame) -> pd.DataFrame:
+    """Without the methods that stand in a table of their own (docs/methods.md)."""
+    left_out = {method.name for method in NAMED}
+    base = frame.index.get_level_values("method").str.removesuffix("_same_kind")
+    return frame[~base.isin(left_out)]
+
+
 def rev_figure() -> Figure:
     """REV: what the text loses over what others lose as more of the named rows are put back."""
     titles = {"rev-reference-gpt2": "gpt2, shipped", "rev-reference-pythia": "pythia, shipped"}
     panels = of_models(titles, (4.2, 4.2))
     columns = ["delta_others_accuracy", "delta_own_accuracy"]
     for name, panel in panels.items():
-        frame = -read_frame(name).xs("put_back", level="direction")[columns]
+        frame = without_rivals(-read_frame(name).xs("put_back", level="direction")[columns])
         unit = "group" if "group" in frame.index.names else "sequence_id"
         draw_methods(panel, means_with_intervals(frame, unit, columns), columns)
         panel.axline((0, 0), slope=1, color="0.8", linewidth=1, zorder=0)

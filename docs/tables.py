@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -587,13 +587,15 @@ def rev_table(model: str, methods: Sequence[str]) -> str:
     return markdown(["rows put back by", *headings, *last], rows)
 
 
-def rev_price_table(methods: Sequence[str]) -> str:
+def rev_price_table(
+    methods: Sequence[str], models: Mapping[str, str], titles: Mapping[str, str]
+) -> str:
     """Own where the others have lost 5 points, its share of the best oracle's, and in how many
     models it is more than that of Activations.
     """
     columns = ["method"]
-    cells: dict[str, list[str]] = {method: [TITLES[method]] for method in methods}
-    for model, title in ((GPT2, "gpt2"), (PYTHIA, "pythia")):
+    cells: dict[str, list[str]] = {method: [titles[method]] for method in methods}
+    for title, model in models.items():
         groups = rev_put_back(model).index.unique("group")
         by_model = [rev_curves(model, group) for group in groups]
         columns += [title, "of the best oracle", f"ahead of Activations, of {len(groups)} models"]
@@ -692,6 +694,7 @@ def heads_table() -> str:
 # Erase
 
 EDITS = {
+    "default of erase": "the default of `erase`",
     "activation_contrast": "Activation Contrast",
     "refined_attribution": "Refined Attribution",
     "iterative_attribution": "Iterative Attribution",
@@ -705,6 +708,7 @@ EDITS = {
     "never injected": "a model that never saw it",
 }
 TESTED_EDIT = "activation_contrast 2 %"
+N_COMPARED = 17  # edits that are compared with it on each model, also where some are still to come
 TRAINING = {
     **{f"others_{step}": f"others, {step} steps" for step in (0, 50)},
     **{f"half_{step}": f"half of it, {step} steps" for step in (0, 5, 50)},
@@ -726,22 +730,23 @@ def edits_of(name: str) -> dict[str, pd.DataFrame]:
 
 
 def erase_table(model: str) -> str:
-    """What each edit leaves of a text at a price, and how much less than the default one."""
+    """What each edit leaves of a text at a price, and how much less than the one that is tested."""
     edits = edits_of(f"erase-{model}")
     tested = edits[TESTED_EDIT]["self_1"]
     rows = []
-    for edit in sorted(edits, key=lambda edit: (edit == "all rows" or " on " in edit, edit)):
+    of_all = ("all rows", "difference on", "npo on")  # they stand at the end
+    for edit in sorted(edits, key=lambda edit: (edit.startswith(of_all), edit)):
         rows_of = edits[edit]
         prices = [mean_with_interval(rows_of[f"self_{price}"]) for price in ("0.3", "1", "3")]
         also = [mean_with_interval(rows_of["extracted_1"]), mean_with_interval(rows_of["kl_1"], 3)]
         gap = ""
         if edit != TESTED_EDIT:
             both = pd.concat([tested, rows_of["self_1"]], axis=1, keys=["tested", "other"]).dropna()
-            p = np.minimum(1.0, paired_test(both["tested"], both["other"]) * (len(edits) - 1))
+            p = np.minimum(1.0, paired_test(both["tested"], both["other"]) * N_COMPARED)
             gap = f"{mean_with_interval(both['tested'] - both['other'])} (p = {power(p)})"
         rows.append([edit_title(edit), *prices, *also, gap])
     prices = [f"Self at Neg = -{price}" for price in ("0.3", "1", "3")]
-    also = ["extracted at -1 (%)", "KL at -1", "the default minus it at -1"]
+    also = ["extracted at -1 (%)", "KL at -1", f"{edit_title(TESTED_EDIT)} minus it at -1"]
     return markdown([f"edit ({len(tested)} texts)", *prices, *also], rows)
 
 
@@ -1015,6 +1020,14 @@ RIVALS = {
     "selective_synaptic_dampening": "SelectiveSynapticDampening",
     "random": "Random",
 }
+RIVALS_IN_REV = {
+    name: TITLES[name]
+    for name in ("activation_contrast_same_kind", "activation_contrast", "activations")
+} | {
+    "selective_pruning_same_kind": "SelectivePruning, with texts of the same kind",
+    "selective_synaptic_dampening_same_kind": "SelectiveSynapticDampening, likewise",
+    **(RIVALS | {"hard_concrete": TITLES["hard_concrete"]}),
+}
 RIVALS_IN_INJ = [method for method in RIVALS if method != "random"]
 GPU_COSTS = {
     "activations": "Activations",
@@ -1067,7 +1080,10 @@ TABLES: dict[str, Callable[[], str]] = {
         {f"{name}, 3 %": f"distractors-{model}" for name, model in SHIPPED.items()},
         TITLES | RIVALS,
     ),
-    "rev": lambda: rev_price_table(REV_METHODS[:9] + REV_METHODS[10:11] + REV_METHODS[-1:]),
+    "rivals-rev": lambda: rev_price_table(tuple(RIVALS_IN_REV), {"gpt2": GPT2}, RIVALS_IN_REV),
+    "rev": lambda: rev_price_table(
+        REV_METHODS[:9] + REV_METHODS[10:11] + REV_METHODS[-1:], SHIPPED, TITLES
+    ),
     "del": lambda: del_table(
         ("iterative_attribution", "slimming", "hard_concrete", "activations", "random"), MODELS
     ),

@@ -13,14 +13,20 @@ import pandas as pd
 
 from tl_localize.checks import check_choice
 from tl_localize.methods import METHODS
+from tl_localize.methods.general_text import WithGeneralText
 from tl_localize.texts.reference import DATA
 
 Json = dict[str, Any]
 # the authors' settings, and the grids they searched
 PAPER = json.loads((DATA / "paper_settings.json").read_text(encoding="utf-8"))
 # to be shown
-TITLES = {name: method.title for name, method in METHODS.items()} | {
-    "activation_contrast_same_kind": "Activation Contrast, same kind (of texts)",
+TITLES = {
+    **{name: method.title for name, method in METHODS.items()},
+    **{
+        f"{name}_same_kind": f"{method.title.partition(' (')[0]}, same kind (of texts)"
+        for name, method in METHODS.items()
+        if issubclass(method, WithGeneralText)
+    },
     "oracle_first_order": "oracle, first order (knows the model before)",
     "oracle_rounds": "oracle in rounds (knows the model before)",
     "oracle_mask": "oracle, learned mask (knows the model before)",

@@ -218,6 +218,18 @@ def test_texts_of_the_same_kind_are_of_sentences_that_no_model_learns(rev):
     assert replace(rev, n_groups=1).label([]) == labelled
 
 
+def test_other_methods_that_read_general_text_get_texts_of_the_same_kind_too(rev):
+    from tl_localize import ActivationContrast, SelectivePruning
+
+    own = SelectivePruning(texts=((1, 2),))
+    labelled = rev.label([SelectivePruning(importance="abs"), ActivationContrast()])
+    twin = labelled["selective_pruning_same_kind"]
+    ours = labelled["activation_contrast_same_kind"]
+    assert twin == SelectivePruning(importance="abs", texts=ours.texts)
+    assert sum(label.endswith("same_kind") for label in labelled) == 2
+    assert "selective_pruning_same_kind" not in rev.label([own])
+
+
 def test_there_is_no_list_without_sentences_that_are_left(rev):
     few = replace(rev, sequences=rev.sequences[:4], n_groups=1)
     assert "activation_contrast_same_kind" not in few.label([])

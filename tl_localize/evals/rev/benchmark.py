@@ -4,7 +4,7 @@ back to what they were before, so that one sentence is forgotten and the others 
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property, partial
 from typing import Any, ClassVar
 
@@ -41,6 +41,7 @@ from tl_localize.injection.recipes import (
 )
 from tl_localize.methods import ActivationContrast
 from tl_localize.methods.base import Method
+from tl_localize.methods.general_text import WithGeneralText
 from tl_localize.metrics import accuracy, check_text, sequence_losses
 from tl_localize.model.environment import about_model, environment, fingerprint
 from tl_localize.model.neurons import LanguageModel, NeuronView
@@ -48,8 +49,8 @@ from tl_localize.scores import NeuronScores
 from tl_localize.sequences import MemorizedSequence, check_sequences, with_ids
 from tl_localize.units import NEURONS, Units
 
-SAME_KIND = f"{ActivationContrast.name}_same_kind"
-ALIGNMENT = 0.05  # of the same; with so many texts the direction of a row is to count less
+SAME_KIND = "same_kind"  # how the label of a method ends that reads texts of the same kind
+ALIGNMENT = 0.05  # of Activation Contrast; with so many texts a row's direction is to count less
 N_GENERAL = 12  # the first rows of general text, every other one of which is measured
 
 
@@ -61,7 +62,8 @@ class RevBenchmark(Benchmark[RevResults]):
     The sentences come in groups; group g is trained into the model with seed ``seed + g``. Each
     sentence of a group is the target once, the rest are its others. The second half of the groups
     is never trained: Activation Contrast with their texts, which are of the same kind as the
-    target, is among the methods (``activation_contrast_same_kind``). So are Random and RowNorm.
+    target, is among the methods (``activation_contrast_same_kind``), and each other method that
+    reads general text runs once more with them. So are Random and RowNorm among the methods.
     Three oracles know the model before. ``oracle_first_order`` ranks units by the gradient of the
     target's mean log-odds times the unit's true change, ``oracle_rounds`` does so in ten rounds,
     the units of earlier rounds being put back. ``oracle_mask`` also knows the others: it learns a
@@ -189,9 +191,15 @@ class RevBenchmark(Benchmark[RevResults]):
             untrained = [sequence for group in self._halves[1] for sequence in group]
             texts = tuple(tuple(sequence.tokens.tolist()) for sequence in untrained)
             if texts:
-                labelled[SAME_KIND] = ActivationContrast(
-                    texts=texts, alignment=ALIGNMENT, units=self.units
-                )
+                ours = ActivationContrast(texts=texts, alignment=ALIGNMENT, units=self.units)
+                with_texts = {ours.name: ours} | {
+                    label: replace(method, texts=texts)
+                    for label, method in labelled.items()
+                    if isinstance(method, WithGeneralText)
+                    and not isinstance(method, ActivationContrast)
+                    and not method.texts
+                }
+                labelled |= {f"{label}_{SAME_KIND}": twin for label, twin in with_texts.items()}
         return labelled | ORACLES
 
     def settings(self, methods: Methods) -> Settings:
