@@ -125,7 +125,8 @@ def test_rev_grows_by_ratios(rev, methods, run, counted, written, assert_same):
     n_cells = written["rev"]
     grown = run(both, methods)
     assert written["learn"] == 2 and set(counted.values()) == {1}
-    assert written["rev"] == 2 * n_cells
+    n_texts = sum(len(group.sequences) for group in rev.groups())
+    assert written["oracle"] == n_texts and written["rev"] == 2 * n_cells
     assert_same(grown, both.run(methods, progress=False), grown=True)
 
 

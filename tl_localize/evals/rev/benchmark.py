@@ -281,7 +281,13 @@ class RevBenchmark(Benchmark[RevResults]):
             if label in ORACLES:
                 units = read_units(view, before), read_units(view, after)
                 known = Change(view, group.sequences, list(after), *units)
-                return [method(known, k) for k in range(len(group.sequences))]
+                about: Json = {"step": "oracle", "learned": trained, "oracle": describe(method)}
+                about["version"] = getattr(method, "version", 0)
+                each = [
+                    steps.get(about | {"sequence": target.fingerprint}, partial(method, known, k))
+                    for k, target in enumerate(group.sequences)
+                ]
+                return [replace(scores, units=self.units) for scores in each]
             made_of = {"learned": trained}
             scored = score(
                 method, self.model, group.sequences, steps, made_of=made_of, units=self.units
