@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import pandas as pd
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -28,9 +29,9 @@ from tl_localize import DelResults  # noqa: E402
 from tl_localize.evals.deletion import confusion_by_category  # noqa: E402
 from tl_localize.evals.inj import compare_seeds  # noqa: E402
 from tl_localize.evals.rev import rev_by_model  # noqa: E402
-from tl_localize.evals.rev.results import RevResults  # noqa: E402
+from tl_localize.evals.rev.results import PRICE, RevResults  # noqa: E402
 from tl_localize.paper import published  # noqa: E402
-from tl_localize.stats import paired_test  # noqa: E402
+from tl_localize.stats import gains_at, paired_test  # noqa: E402
 
 RECITES = "gpt2-xl"  # the paper's model that recites these texts
 SMALL = "gpt2"  # the paper's model of about this size
@@ -254,23 +255,32 @@ def against_gradients(
 # REV
 
 
-def rev_table(model: str, methods: Sequence[str]) -> str:
+def rev_table(model: str, methods: Sequence[str], ratios: Sequence[float]) -> str:
     """Own / others at each share, means over models, and in how many of them own minus others is
-    lower than that of Activations.
+    lower than that of Activations; empty where not every model is measured. Then own where the
+    others have lost 5 points, and in how many of them that is more than by Activations.
     """
-    found = rev_by_model(RevResults(frames_of(model)["rev"]))
-    lines = found[found["direction"] == "put_back"].set_index(["method", "ratio"])
-    rows = []
+    results = RevResults(frames_of(model)["rev"])
+    at_price = results.table(errors=False).iloc[:, 0].to_dict()
+    each = {name: gains_at(PRICE, -others, own) for name, (own, others) in results.points().items()}
     for method in methods:
-        of_method = lines.loc[method]
-        cells = [
-            f"{number(line['own'])} / {number(line['others'])}"
-            + ("" if method == "activations" else f" ({line['models_ahead']:.0f})")
-            for _, line in of_method.iterrows()
-        ]
-        rows.append([f"{TITLES[method]} ({of_method['n'].iloc[0]})", *cells])
-    shares = [f"{100 * ratio:g} %" for ratio in lines.index.unique("ratio")]
-    return markdown(["rows put back by (models)", *shares], rows)
+        if method != "activations" and not np.isnan(each[method]).any():
+            at_price[method] += f" ({(each[method] < each['activations']).sum()})"
+    found = rev_by_model(results)
+    n_models = found["n"].max()
+    lines = found[(found["direction"] == "put_back") & (found["n"] == n_models)]
+    texts = {
+        (line["method"], line["ratio"]): f"{number(line['own'])} / {number(line['others'])}"
+        + ("" if line["method"] == "activations" else f" ({line['models_ahead']:.0f})")
+        for line in lines.to_dict("records")
+    }
+    rows = [
+        [TITLES[method], *(texts.get((method, ratio), "") for ratio in ratios), at_price[method]]
+        for method in methods
+    ]
+    shares = [f"{100 * ratio:g} %" for ratio in ratios]
+    last = "own where others lost 5"
+    return markdown([f"rows put back by ({n_models} models)", *shares, last], rows)
 
 
 # Do the benchmarks agree?

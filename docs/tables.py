@@ -926,6 +926,7 @@ REV_METHODS = (
 REV_OF_PAPER_TEXTS = tuple(
     name for name in REV_METHODS if name not in ("hard_concrete", "slimming")
 )
+SHARES_OF_PAPER_TEXTS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 ALONE = (
     *("hard_concrete", "slimming", "zero_out", "integrated_gradients", "activations"),
     *("attribution", "gradient_alignment", "iterative_attribution", "row_norm", "random"),
@@ -1052,7 +1053,9 @@ TABLES: dict[str, Callable[[], str]] = {
     ),
     "paper-ablations-smollm2": lambda: paper_tables.ablations_table(SMOLLM2, OTHER_ABLATIONS),
     "paper-expanded-smollm2": lambda: paper_tables.expanded_table(SMOLLM2, IN_OTHER_ROWS),
-    "paper-rev-smollm2": lambda: paper_tables.rev_table(SMOLLM2, REV_OF_PAPER_TEXTS),
+    "paper-rev-smollm2": lambda: paper_tables.rev_table(
+        SMOLLM2, REV_OF_PAPER_TEXTS, SHARES_OF_PAPER_TEXTS
+    ),
     "paper-categories-smollm2": lambda: paper_tables.categories_table(SMOLLM2, BY_CATEGORY),
     "paper-seeds-smollm2": lambda: paper_tables.seeds_table(SMOLLM2, IN_OTHER_ROWS),
     "paper-across-smollm2": lambda: paper_tables.across_layers_table(SMOLLM2, PAPER_SENTENCES),
