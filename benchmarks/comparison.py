@@ -4,8 +4,6 @@
 runs must agree to 1e-4 where nothing is trained and the model writes nothing. What else they may
 differ by stands beside the frames in ``expected/bands.csv``, one row for each frame, method,
 setting (a ratio or a multiple; empty: all of them) and column, with how it was measured.
-
-Of some methods an earlier run kept means alone: a row whose text is called ``MEAN``.
 """
 
 from __future__ import annotations
@@ -19,7 +17,6 @@ EXPECTED = Path(__file__).parent / "expected"
 BANDS = "bands"
 EVERY = "every"  # in place of a method: a band of all of them
 MEASURED = "measured"  # the folder of a run's frames, in its results
-MEAN = "mean"  # in place of a text: the mean over texts
 EXACT = 1e-4  # of a number; of one above 1 relative to it
 # columns of frames that say what a row is of
 KEYS = (
@@ -90,17 +87,9 @@ def allowed(committed: pd.DataFrame, bands: pd.DataFrame) -> pd.DataFrame:
     return found
 
 
-def with_means(frame: pd.DataFrame, like: pd.DataFrame) -> pd.DataFrame:
-    """A measured frame by the levels of a committed one, and its means over texts below it where
-    that one has such.
-    """
-    by_text = frame.groupby(list(like.index.names), dropna=False).mean()
-    if MEAN not in like.index.unique(-1):
-        return by_text
-    others = [level for level in like.index.names if level != "sequence_id"]
-    over_texts = by_text.groupby(others, dropna=False).mean().assign(sequence_id=MEAN)
-    over_texts = over_texts.set_index("sequence_id", append=True).reorder_levels(like.index.names)
-    return pd.concat([by_text, over_texts])
+def by_levels(frame: pd.DataFrame, like: pd.DataFrame) -> pd.DataFrame:
+    """A measured frame by the levels of a committed one."""
+    return frame.groupby(list(like.index.names), dropna=False).mean()
 
 
 def rows_measured(committed: pd.DataFrame, measured: pd.DataFrame) -> pd.DataFrame:

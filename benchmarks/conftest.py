@@ -15,13 +15,13 @@ import pytest
 import torch
 from comparison import (
     MEASURED,
+    by_levels,
     differences,
     indexed,
     names,
     read_bands,
     read_frame,
     rows_measured,
-    with_means,
     write_frame,
 )
 
@@ -263,7 +263,7 @@ def committed(request):
         if quick:
             expected = rows_measured(expected, indexed(measured))
             assert len(expected)
-        same = with_means(indexed(measured), expected)
+        same = by_levels(indexed(measured), expected)
         wrong = differences(same, expected, read_bands(name))
         if request.config.getoption("--compare"):
             caption = f"{name}: {len(wrong)} of {expected.size} numbers are not the committed ones"

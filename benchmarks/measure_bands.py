@@ -40,12 +40,11 @@ from comparison import (
     BANDS,
     EXACT,
     EXPECTED,
-    MEAN,
     SETTINGS,
+    by_levels,
     indexed,
     read_bands,
     read_frame,
-    with_means,
 )
 from del_data import shipped_benchmark
 
@@ -57,7 +56,6 @@ WRITTEN = (
 # of frames that are measured here
 KINDS = ("del", "curve", "heads", "inj", "inj_seeds", "distractors", "rev", "rivals")
 N_GROUPS = {"rev": test_rev_table.N_GROUPS, "distractors": test_inj_distractors.N_GROUPS_FULL}
-LEAST = 1e-3  # of a mean accuracy: two machines agreed to 0.1 points, which is all that was kept
 LAST_DIGIT = 6e-8  # of float32, relative
 COLUMNS = [
     *("delta_self_accuracy", "delta_self_levenshtein"),
@@ -101,11 +99,9 @@ def measured(data: Any, method: str, **settings: Any) -> pd.DataFrame:
     return indexed(frame[frame["method"] == method])[COLUMNS].droplevel("method")
 
 
-def largest(base: pd.DataFrame, others: list[pd.DataFrame], means: bool) -> pd.DataFrame:
-    """The largest difference by share and column: of a text, or of the mean over texts."""
-    gaps = [(other - base).groupby("ratio") for other in others]
-    parts = [gap.mean().abs() if means else gap.agg(lambda x: x.abs().max()) for gap in gaps]
-    return pd.concat(parts).groupby("ratio").max()
+def largest(base: pd.DataFrame, others: list[pd.DataFrame]) -> pd.DataFrame:
+    """The largest difference of a text by share and column."""
+    return pd.concat([(other - base).abs() for other in others]).groupby("ratio").max()
 
 
 def bands_of_heads(frame: str, name: str) -> pd.DataFrame:
@@ -121,7 +117,7 @@ def bands_of_heads(frame: str, name: str) -> pd.DataFrame:
     ):
         of_units = replace(data, units=units, ratios=ratios)
         others = [measured(of_units, method, seed=seed) for seed in SEEDS]
-        parts.append(largest(measured(of_units, method), others, means=False))
+        parts.append(largest(measured(of_units, method), others))
     unseen = [name for name in read_frame(frame).columns if "perplexity" in name]
     rows: list[dict[str, Any]] = []
     for ratio, band in pd.concat(parts).iterrows():
@@ -149,11 +145,7 @@ def bands_of_del(frame: str, name: str) -> pd.DataFrame:
     others |= {method: [measured(other, method) for other in changed] for method in LEARNED}
     rows: list[dict[str, Any]] = []
     for method, found in others.items():
-        texts = committed.xs(method, level="method").index.unique("sequence_id")
-        bands = largest(measured(data, method), found, MEAN in texts)
-        if MEAN in texts:
-            bands = bands.clip(lower=LEAST)
-        for ratio, band in bands.iterrows():
+        for ratio, band in largest(measured(data, method), found).iterrows():
             about = {"frame": frame, "method": method, "setting": ratio}
             how = HOW[method].format(model=name)
             rows += [
@@ -268,7 +260,7 @@ def widened(frame: str, folder: Path, machine: str) -> pd.DataFrame:
     that is wider.
     """
     committed = read_frame(frame)
-    gap = (with_means(read_frame(frame, folder), committed) - committed).abs()
+    gap = (by_levels(read_frame(frame, folder), committed) - committed).abs()
     setting = next((name for name in SETTINGS if name in gap.index.names), None)
     drawn = gap.index.isin([*DRAWN, *LEARNED, WRITTEN, "random"], "method")
     trained = not frame.startswith("del")

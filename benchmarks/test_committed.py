@@ -1,8 +1,6 @@
 """What the comparison with the committed numbers lets pass: only what is committed. Each mutation
-of each committed frame fails, method by method. No model is loaded.
-
-Of some methods means alone are committed. Those are left out of what needs texts. What was drawn by
-an earlier version of Random is not compared.
+of each committed frame fails, method by method. No model is loaded. What was drawn by an earlier
+version of Random is not compared.
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ import pytest
 from comparison import (
     EVERY,
     EXACT,
-    MEAN,
     SETTINGS,
     VALUES,
     allowed,
@@ -35,12 +32,10 @@ def wrong(measured: pd.DataFrame, name: str) -> pd.DataFrame:
     return differences(measured, FRAMES[name], read_bands(name))
 
 
-def rows_of(frame: pd.DataFrame, by_text: bool = False) -> dict[str, np.ndarray]:
-    """Which rows are of each method; with ``by_text`` of those that have their texts."""
+def rows_of(frame: pd.DataFrame) -> dict[str, np.ndarray]:
+    """Which rows are of each method."""
     methods = frame.index.get_level_values("method")
-    means = frame.index.get_level_values("sequence_id") == MEAN
-    found = {str(method): methods == method for method in methods.unique()}
-    return {name: rows for name, rows in found.items() if not (by_text and means[rows].any())}
+    return {str(method): methods == method for method in methods.unique()}
 
 
 def settings_of(frame: pd.DataFrame) -> list[str]:
@@ -77,11 +72,11 @@ def test_bands_are_of_frames_and_methods_that_there_are():
         assert band["column"] in VALUES and band["band"] > 0 and band["measured"], band
 
 
-def compared_rows(name: str, by_text: bool = False) -> dict[str, np.ndarray]:
+def compared_rows(name: str) -> dict[str, np.ndarray]:
     """``rows_of`` without the methods that are not compared: their bands are infinite."""
     frame = FRAMES[name]
     finite = np.isfinite(allowed(frame, read_bands(name)).to_numpy()).any(axis=1)
-    return {method: rows for method, rows in rows_of(frame, by_text).items() if finite[rows].all()}
+    return {method: rows for method, rows in rows_of(frame).items() if finite[rows].all()}
 
 
 @EVERY_FRAME
@@ -116,9 +111,9 @@ def test_swapped_methods_fail(name):
 
 @EVERY_FRAME
 def test_numbers_of_other_texts_fail(name):
-    """Each text has those of the next one: means stay as they are."""
+    """Each text has those of the next one."""
     frame = FRAMES[name]
-    for method, rows in compared_rows(name, by_text=True).items():
+    for method, rows in compared_rows(name).items():
         moved = frame.copy()
         for _, part in frame[rows].groupby(settings_of(frame)):
             moved.loc[part.index] = np.roll(part.to_numpy(), 1, axis=0)
@@ -137,7 +132,7 @@ def test_numbers_of_another_setting_fail(name):
     frame = FRAMES[name]
     setting = varied(frame)
     others = [level for level in frame.index.names if level != setting]
-    for method, rows in compared_rows(name, by_text=True).items():
+    for method, rows in compared_rows(name).items():
         moved = frame.copy()
         for _, part in frame[rows].groupby(others):
             moved.loc[part.index] = np.roll(part.to_numpy(), 1, axis=0)

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 from cells import GEMMA, SMOLLM2  # noqa: E402
-from comparison import MEAN, read_frame  # noqa: E402
-from tables import single_layers  # noqa: E402
+from comparison import read_frame  # noqa: E402
+from tables import SMOLLM2_GROUPS, single_layers  # noqa: E402
 
 SHIPPED = ("gpt2", "pythia")
 TUNED = {"hard_concrete_tuned": "Hard Concrete, tuned", "slimming_tuned": "Slimming, tuned"}
@@ -83,7 +83,7 @@ def losses(frame_name: str) -> pd.DataFrame:
 
 def n_texts(frame_name: str, without: list[str]) -> str:
     """The texts of a method of a frame, as text; the least and the most where methods differ."""
-    rows = read_frame(frame_name).drop(MEAN, level="sequence_id", errors="ignore")
+    rows = read_frame(frame_name)
     rows = rows[~rows.index.isin(without, "method")]
     texts = rows.reset_index().groupby("method")["sequence_id"].nunique()
     return f"{texts.min()}" if texts.min() == texts.max() else f"{texts.min()} to {texts.max()}"
@@ -174,7 +174,7 @@ def distractors_figure() -> Figure:
     of each layer as were trained.
     """
     titles = {
-        f"together-{SMOLLM2}": "SmolLM2, 1 %",
+        SMOLLM2_GROUPS: "SmolLM2, 1 %",
         "distractors-reference-gpt2": "gpt2, shipped, 3 %",
         "distractors-reference-pythia": "pythia, shipped, 3 %",
     }

@@ -9,8 +9,8 @@ A table stands on its page between two comments, and this script writes what is 
     <!-- end -->
 
 Numbers come from the frames in benchmarks/expected, one row for each text, and are means with a
-95 % interval over texts (bootstrap); of a frame that holds means alone they have no interval. Where
-an earlier run kept no frame they come from the tables in docs/results that the commands wrote.
+95 % interval over texts (bootstrap). Where an earlier run kept no frame they come from the tables
+in docs/results that the commands wrote.
 
 The tables of DEL and INJ in docs/results, as the commands write them, are made of the same frames.
 """
@@ -46,7 +46,7 @@ from cells import (  # noqa: E402
     power,
     with_interval,
 )
-from comparison import MEAN, read_frame  # noqa: E402
+from comparison import read_frame  # noqa: E402
 from price_tests import difference_at, tests_at_prices  # noqa: E402
 from test_cost_table import GOALS  # noqa: E402
 
@@ -94,11 +94,10 @@ def pair(model: str, kind: str, method: str, ratio: float) -> str:
 
 
 def n_texts(model: str, kind: str, method: str) -> int:
-    """How many targets a method has; 0 where the mean alone is kept."""
+    """How many targets a method has."""
     frame = losses(model, kind)
     rows = frame[frame.index.get_level_values("method") == method]
-    texts = rows.index.unique("sequence_id")
-    return 0 if MEAN in texts else len(texts)
+    return len(rows.index.unique("sequence_id"))
 
 
 Column = tuple[str, str, str, float]  # heading, model, kind of frame, share
@@ -634,7 +633,7 @@ def front_table() -> str:
         return at_price(own, -neg, 3)
 
     def found(method: str) -> str:
-        return recall_pair(f"together-{SMOLLM2}", method)
+        return recall_pair(SMOLLM2_GROUPS, method)
 
     tests = {
         "DEL, SmolLM2: change of the text where others lose 3 points": (
@@ -644,7 +643,7 @@ def front_table() -> str:
         ),
         "INJ with distractors, SmolLM2, 1 %: the text's rows found / the other texts' rows": (
             found,
-            read_frame(f"together-{SMOLLM2}").index.unique("method"),
+            read_frame(SMOLLM2_GROUPS).index.unique("method"),
             ("gradient_alignment", "row_norm"),
         ),
     }
@@ -945,9 +944,10 @@ GEMMA_SHARES = {
     "10 (0.5 %)": 0.005,
     "61 (3 %)": 0.03,
 }
-TOGETHER = (
+SMOLLM2_GROUPS = f"real/{SMOLLM2}/distractors"
+IN_GROUPS = (
     *("gradient_alignment", "attribution", "slimming", "hard_concrete", "iterative_attribution"),
-    *("activation_contrast", "activations", "row_norm", "random"),
+    *("integrated_gradients", "activations", "row_norm", "random"),
 )
 INJ = ("hard_concrete", "zero_out", "slimming", "activations", "attribution", "row_norm", "random")
 PAPER_TEXTS = ("gradient_alignment", *SMOLLM2_METHODS[:-1], "zero_out", "random")
@@ -963,7 +963,7 @@ IN_OTHER_ROWS = (
 )
 PAPER_SENTENCES = ("gradient_alignment", "iterative_attribution", "integrated_gradients", *INJ)
 RECALLS = {
-    "SmolLM2, 1 %": f"together-{SMOLLM2}",
+    "SmolLM2, 1 %": SMOLLM2_GROUPS,
     "gpt2, 3 %": f"distractors-{GPT2}",
     "pythia, 3 %": f"distractors-{PYTHIA}",
 }
@@ -1057,6 +1057,7 @@ TABLES: dict[str, Callable[[], str]] = {
         SMOLLM2, REV_OF_PAPER_TEXTS, SHARES_OF_PAPER_TEXTS
     ),
     "paper-categories-smollm2": lambda: paper_tables.categories_table(SMOLLM2, BY_CATEGORY),
+    "paper-distractors-smollm2": lambda: recall_multiples(SMOLLM2_GROUPS, IN_GROUPS),
     "paper-seeds-smollm2": lambda: paper_tables.seeds_table(SMOLLM2, IN_OTHER_ROWS),
     "paper-across-smollm2": lambda: paper_tables.across_layers_table(SMOLLM2, PAPER_SENTENCES),
     "paper-sentences-smollm2": lambda: paper_tables.sentences_table(SMOLLM2, PAPER_SENTENCES),
@@ -1071,7 +1072,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "inj-smollm2-small": lambda: alone_table(0.001),
     "planted": planted_table,
     "third": third_table,
-    "together-smollm2": lambda: recall_multiples(f"together-{SMOLLM2}", TOGETHER),
     "distractors": lambda: recall_table(
         ("gradient_alignment", "attribution", "slimming", "hard_concrete", "row_norm", "random"),
         RECALLS,

@@ -84,7 +84,7 @@ def differences(measured: pd.DataFrame, committed: pd.DataFrame) -> pd.DataFrame
     expected = expected[[name for name in TRAINED_BANDS if name in expected]]
     if not len(expected.columns):
         return pd.DataFrame()
-    same = comparison.with_means(comparison.indexed(measured), expected)
+    same = comparison.by_levels(comparison.indexed(measured), expected)
     return comparison.differences(same, expected, bands(committed, list(expected.columns)))
 
 

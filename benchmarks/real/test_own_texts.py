@@ -2,9 +2,8 @@
 docs/results/smollm2.md and gemma.md.
 
 DEL: the texts of ``tl-localize known`` that the model recites. INJ: 8 of our sentences at 1 % and
-0.1 %, and 4 groups of 4 together at 1 %: 6 hours of one core on SmolLM2. What is done is kept in
-the results folder; ``--limit 1`` takes one text, one sentence and one group. With ``--paper-data``
-they are left out.
+0.1 %, each alone: some hours of one core on SmolLM2. What is done is kept in the results folder;
+``--limit 1`` takes one text and one sentence. With ``--paper-data`` they are left out.
 
     pytest benchmarks/real/test_own_texts.py --real
     pytest benchmarks/real/test_own_texts.py --real -k forgetting
@@ -17,7 +16,6 @@ Two short sentences in a tiny random Llama of a directory:
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,8 +25,7 @@ from costs import SHORT, setting
 from real_model import renamed
 from test_cost_table import size_table
 
-N_SENTENCES, DISTRACTORS, N_GROUPS = 8, 3, 4
-RATIO_TOGETHER = 0.01
+N_SENTENCES = 8
 LIKE = "gpt2"  # the paper's model of the same size
 MIN_ACCURACY = 0.7  # of a text that is a target of DEL
 SHARES = (0.0007, 0.0014, 0.002, 0.005, 0.01, 0.03)  # of each layer, layer 0 spared
@@ -44,7 +41,7 @@ OWN_DATA = ("--limit", "--data", "--settings", "--model")
 SETTINGS = Path(__file__).parents[1] / "settings"  # of masks, searched on SmolLM2's dev texts
 
 
-def searched(benchmark: str, name: str) -> list[Any]:
+def searched(name: str) -> list[Any]:
     """The masks with the settings that tl-localize tune found on dev texts of SmolLM2; none for a
     model that is another.
     """
@@ -53,7 +50,7 @@ def searched(benchmark: str, name: str) -> list[Any]:
     from tl_localize.evals.settings import make_method
     from tl_localize.evals.tuning import read_settings
 
-    found = read_settings(SETTINGS / f"smollm2-{benchmark}.json")
+    found = read_settings(SETTINGS / "smollm2-del.json")
     return [
         renamed(make_method(name, settings), f"{name}_tuned") for name, settings in found.items()
     ]
@@ -67,7 +64,6 @@ def injected(
     tuned: Any,
     methods: str = "all",
     ratios: Any = None,
-    more: Sequence[Any] = (),
     **options: Any,
 ) -> Any:
     """INJ at each ratio, Zero-Out screened: all that a folder has so far."""
@@ -84,7 +80,7 @@ def injected(
         ratios,
         **options,
     ):
-        benchmark.run([*some, *more], store)
+        benchmark.run(some, store)
     return InjResults.of(store)
 
 
@@ -105,46 +101,21 @@ def tables(results: Any, name: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def measure(
-    loaded: tuple[str, Any], request: pytest.FixtureRequest, tuned: Any, publish: Any
-) -> Any:
-    """INJ in one form: measured, kept, and its tables published."""
+def alone(loaded: tuple[str, Any], request: pytest.FixtureRequest, tuned: Any, publish: Any) -> Any:
+    """INJ of one sentence at a time: measured, kept, and its tables published."""
     from tl_localize.execution import Store
     from tl_localize.report.saving import CAPTIONS
     from tl_localize.texts.reference import inj_sequences
 
     name, model = loaded
     data = request.config.getoption("--data")
-    folder = Path(request.config.getoption("--results")) / Path(name).name
-
-    def run(form: str, limit: int, about: str, **options: Any) -> Any:
-        sentences = inj_sequences(model, Path(data) if data else None, n_max=limit)
-        results = injected(name, model, sentences, Store(folder / form), tuned, **options)
-        for key, table in tables(results, name).items():
-            publish(table, name, f"{form}_{key}", f"{CAPTIONS[key]}. {about}")
-        return results
-
-    return run
-
-
-@pytest.fixture(scope="session")
-def alone(measure: Any, request: pytest.FixtureRequest) -> Any:
-    return measure(
-        "alone", request.config.getoption("--limit") or N_SENTENCES, "One sentence at a time"
-    )
-
-
-@pytest.fixture(scope="session")
-def n_groups(request: pytest.FixtureRequest) -> int:
-    return request.config.getoption("--limit") or N_GROUPS
-
-
-@pytest.fixture(scope="session")
-def together(measure: Any, loaded: tuple[str, Any], n_groups: int) -> Any:
-    size = DISTRACTORS + 1
-    about = f"{size} sentences in independent sets of rows: the target's / the distractors' rows"
-    how = {"ratios": [RATIO_TOGETHER], "distractors": DISTRACTORS}
-    return measure("together", n_groups * size, about, more=searched("inj", loaded[0]), **how)
+    n_sentences = request.config.getoption("--limit") or N_SENTENCES
+    sentences = inj_sequences(model, Path(data) if data else None, n_max=n_sentences)
+    store = Store(Path(request.config.getoption("--results")) / Path(name).name / "alone")
+    results = injected(name, model, sentences, store, tuned)
+    for key, table in tables(results, name).items():
+        publish(table, name, f"alone_{key}", f"{CAPTIONS[key]}. One sentence at a time")
+    return results
 
 
 @pytest.fixture(scope="session")
@@ -180,7 +151,7 @@ def forgetting(
     name, model = loaded
     texts, general = short_texts
     sparing = renamed(Attribution(contrast=1.0), "attribution_contrast_1")
-    methods = [sparing, *searched("del", name), *del_methods(DEL_METHODS, [], name)]
+    methods = [sparing, *searched(name), *del_methods(DEL_METHODS, [], name)]
     store = Store(Path(request.config.getoption("--results")) / Path(name).name / "forgetting")
     most = request.config.getoption("--limit") or len(texts)
     for n_targets in sorted({min(n, most) for n in (*FEW, len(texts))}):
@@ -271,30 +242,6 @@ def test_recalls_are_the_committed_ones(
     committed(used, f"real-{Path(loaded[0]).stem}", *OWN_DATA)
 
 
-def test_recalls_of_independent_sets_are_the_committed_ones(
-    together: Any, loaded: tuple[str, Any], committed: Any
-) -> None:
-    committed(together.frame, f"together-{Path(loaded[0]).stem}", *OWN_DATA)
-
-
-def test_row_norms_do_not_tell_whose_rows_they_are(together: Any) -> None:
-    """Sentence by sentence: of the mean over a group it is true of any set of rows."""
-    rows = together.frame[
-        (together.frame["method"] == "row_norm") & (together.frame["multiple"] == 1)
-    ]
-    assert (rows["recall"] - rows["foreign_recall"]).abs().max() < 0.1
-
-
-def test_gradient_alignment_names_most_of_the_targets_rows_in_every_group(
-    together: Any, n_groups: int
-) -> None:
-    rows = together.frame[together.frame["multiple"] == 1]
-    recalls = rows[rows["converged"]].groupby(["group", "method"])["recall"].mean().unstack()
-    assert len(recalls) == n_groups
-    others = recalls.drop(columns="gradient_alignment").max(axis=1)
-    assert (recalls["gradient_alignment"] > others).all()
-
-
 def test_costs(loaded: tuple[str, Any], publish: Any) -> None:
     """Time and peak memory of each method, for one short text."""
     name, model = loaded
@@ -312,7 +259,7 @@ def test_costs(loaded: tuple[str, Any], publish: Any) -> None:
 def test_smoke_any_directory_makes_the_tables(tmp_path: Path) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from tl_localize import Slimming, load_model
+    from tl_localize import load_model
     from tl_localize.execution import Store
     from tl_localize.texts.reference import DATA, inj_sequences
 
@@ -349,17 +296,3 @@ def test_smoke_any_directory_makes_the_tables(tmp_path: Path) -> None:
     assert {"Zero-Out", "Attribution (not the paper's)", "Random"} <= set(
         found.loc["measured here"].index.get_level_values(-1)
     )
-    joint = injected(
-        str(folder),
-        model,
-        short[:2],
-        Store(tmp_path / "together"),
-        {},
-        "attribution",
-        [0.1],
-        [renamed(Slimming(steps=2), "slimming_tuned")],
-        distractors=1,
-        max_steps=4,
-    )
-    assert set(tables(joint, str(folder))) >= {"inj", "inj_across_layers"}
-    assert {"attribution", "slimming_tuned"} < set(joint.frame["method"])
