@@ -19,6 +19,7 @@ from tl_localize import Activations
 from tl_localize.evals.ablation import AblationMeter
 from tl_localize.execution import Store, status
 from tl_localize.execution.run import BarCounter
+from tl_localize.injection import training
 from tl_localize.model.environment import fingerprint
 from tl_localize.model.forward import is_bridge
 
@@ -426,6 +427,31 @@ def test_interrupted_run_goes_on_where_it_was(
     check()
     assert leftovers(tmp_path / "run") == []
     assert_same(run(benchmark, methods), undisturbed(which))
+
+
+def test_interrupted_injection_goes_on_where_it_was(
+    joint, methods, run, tmp_path, monkeypatch, undisturbed, assert_same
+):
+    whole = undisturbed("joint")
+    right, passes = training.JointTraining.means, []
+
+    def counted_means(self, on, on_device, train=False):
+        passes.append(train)
+        if not broken_off and sum(passes) == 3:
+            broken_off.append(True)
+            raise KeyboardInterrupt
+        return right(self, on, on_device, train)
+
+    broken_off = []
+    monkeypatch.setattr(training, "KEPT_EVERY", 1)
+    monkeypatch.setattr(training.JointTraining, "means", counted_means)
+    with pytest.raises(KeyboardInterrupt):
+        run(joint, methods)
+    (unfinished,) = files_of(tmp_path / "run", "training")
+    passes.clear()
+    assert_same(run(joint, methods), whole)
+    n_steps = whole.frame.groupby("group")["steps"].first().sum()
+    assert sum(passes) == n_steps - 2 and not unfinished.exists()
 
 
 # ---- damage, a full disk

@@ -15,7 +15,13 @@ from oracles import name_of, turned_as
 
 from tl_localize import MemorizedSequence, accuracy, inject, load_model, memorization_loss
 from tl_localize.evals.shared import draw_groups
-from tl_localize.injection import Injection, JointInjection, draw_sets, inject_together
+from tl_localize.injection import (
+    Injection,
+    JointInjection,
+    TrainingState,
+    draw_sets,
+    inject_together,
+)
 from tl_localize.injection import training as joint_file
 from tl_localize.model.neurons import NeuronView
 
@@ -329,6 +335,43 @@ def test_saved_joint_injection_comes_back(gpt2_like, sequences, tmp_path):
         assert torch.equal(a.rows, b.rows)
     with pytest.raises(ValueError, match="JointInjection"):
         Injection.load(tmp_path / "joint.safetensors")
+
+
+@pytest.fixture
+def kept_often(monkeypatch):
+    monkeypatch.setattr(joint_file, "KEPT_EVERY", 3)
+
+
+def test_training_goes_on_bit_for_bit_where_it_was_broken_off(
+    any_model, sequences, kept_often, tmp_path, unchanged
+):
+    check, states = unchanged(any_model), []
+    whole = inject_together(any_model, sequences, **SETTINGS, max_steps=8)
+
+    def keep(state):
+        states.append(state)
+        if len(states) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        inject_together(any_model, sequences, **SETTINGS, max_steps=8, keep=keep)
+    check()
+    states[-1].save(tmp_path / "state.safetensors")
+    for state in (states[0], TrainingState.load(tmp_path / "state.safetensors")):
+        again = inject_together(any_model, sequences, **SETTINGS, max_steps=8, resume=state)
+        assert torch.equal(again.losses, whole.losses)
+        for a, b in zip(again.injections, whole.injections, strict=True):
+            assert torch.equal(a.rows, b.rows)
+
+
+@pytest.mark.parametrize("other", [{"seed": 1}, {"learning_rate": 0.02}, {"ratio": 0.1}])
+def test_training_does_not_go_on_from_another_one(gpt2_like, sequences, kept_often, other):
+    states = []
+    inject_together(gpt2_like, sequences, **SETTINGS, max_steps=4, keep=states.append)
+    with pytest.raises(ValueError, match="resume must be of the same model"):
+        inject_together(gpt2_like, sequences, **SETTINGS | other, resume=states[0])
+    with pytest.raises(ValueError, match="max_steps must be more than the 3 of resume, got 3"):
+        inject_together(gpt2_like, sequences, **SETTINGS, max_steps=3, resume=states[0])
 
 
 # Bad input

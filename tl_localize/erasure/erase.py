@@ -149,17 +149,19 @@ def erase(
         sum over the texts of the mean over suffix tokens of -log(1 - p)
         + mean loss, in nats per token, of texts that the model itself has written
 
-    until the texts are erased or the price is passed; then it goes back, on the line between the
-    last two states that it has looked at, the first of which is the model as it is, until the price
-    is kept. ``edit="ablate"`` sets to zero
-    the smallest number of rows, across all layers, without which the texts are erased, or as many
-    as the price allows. The model is not changed: use ``with erasure.applied(model):`` or
-    ``erasure.save(folder)``.
+    until the texts are erased or the price is passed. It looks at the price in every second step;
+    where it is passed, the edit goes back on the line to what was looked at before (at first the
+    model as it is) until the price is kept.
+
+    ``edit="ablate"`` sets to zero the smallest number of rows, across all layers, without which the
+    texts are erased, or as many as the price allows.
+
+    The model is not changed: use ``with erasure.applied(model):`` or ``erasure.save(folder)``.
 
     Source: gradient difference is common in unlearning, here with the unlikelihood of Welleck et
-    al. (2020), arXiv:1908.04319, in place of minus the loss, as it is bounded in what it does to
-    tokens that are lost; on rows that a localization method names it
-    is near to output vector editing (Hakimi et al. 2026, arXiv:2606.18767).
+    al. (2020), arXiv:1908.04319, in place of minus the loss: it does little to tokens that are lost
+    already. On rows that a localization method names it is near to output vector editing (Hakimi et
+    al. 2026, arXiv:2606.18767).
 
     Args:
         sequences: the texts, or one; what counts is how much the model recites of them in the mean.

@@ -281,6 +281,16 @@ class Steps:
         """What a step gave; None where it is not computed yet."""
         return self._read(digest(inputs), inputs)
 
+    def keep(self, inputs: Json, value: Any) -> None:
+        """Keep something in place of what a step gave before, such as a training that is not
+        finished; in memory no tensors.
+        """
+        self._write(digest(inputs), inputs, value)
+
+    def drop(self, inputs: Json) -> None:
+        """Forget what ``keep`` kept."""
+        self.values.pop(f"{inputs['step']}/{digest(inputs)}", None)
+
     def get_many(
         self,
         inputs: Sequence[Json],
@@ -487,6 +497,10 @@ class Store(Steps):
         self._save(self._file(key, inputs["step"]), pack(body))
         super()._write(key, inputs, value)  # what no file has is not there
         (self.folder / "failures" / f"{key}.json").unlink(missing_ok=True)
+
+    def drop(self, inputs: Json) -> None:
+        super().drop(inputs)
+        self._file(digest(inputs), inputs["step"]).unlink(missing_ok=True)
 
     def done(self) -> dict[Cell, list[Row]]:
         if self.settings is None:

@@ -10,7 +10,7 @@ from tl_localize.injection.recipes import (
     read_units,
     units_replaced,
 )
-from tl_localize.injection.training import inject, inject_together
+from tl_localize.injection.training import TrainingState, inject, inject_together
 
 __all__ = [
     "RECIPES",
@@ -18,6 +18,7 @@ __all__ = [
     "JointInjection",
     "Learned",
     "Recipe",
+    "TrainingState",
     "assigned",
     "draw_sets",
     "inject",

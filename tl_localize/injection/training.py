@@ -9,10 +9,11 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tl_localize.checks import check_count, check_positive
+from tl_localize.files import Saved, digest
 from tl_localize.injection.injected import Injection, JointInjection, draw_sets
 from tl_localize.metrics import batch_loss, target_logits
 from tl_localize.model.memory import (
@@ -30,6 +31,7 @@ from tl_localize.units import NEURONS, Units
 States = Bool[Tensor, "state sentence set"]
 STOP_KL = 0.05  # nats, with all other sets on
 STOP_SINGLE = 0.08  # nats, of the loss with the own set alone and of the KL with one other alone
+KEPT_EVERY = 20  # steps of a joint training
 
 
 # ---- one sequence
@@ -62,6 +64,24 @@ class TrainedRows:
         gradients = torch.autograd.grad(total, changes)
         for change, gradient in zip(changes, gradients, strict=True):
             change.grad = gradient if change.grad is None else change.grad + gradient
+
+    def go_on_from(self, state: "TrainingState") -> None:
+        """Take the changes and Adam's moments from an earlier training."""
+        parts = zip(self.changes.values(), state.changes, state.moments, strict=True)
+        with torch.no_grad():
+            for change, value, moments in parts:
+                change.copy_(value)
+                first, second = moments.to(change.device).clone()
+                self.adam.state[change] = {
+                    "step": torch.tensor(float(len(state.losses))),
+                    "exp_avg": first,
+                    "exp_avg_sq": second,
+                }
+
+    def moments(self) -> list[Tensor]:
+        """Adam's two moments by layer, [moment 1 row d_model] on the CPU."""
+        states = [self.adam.state[change] for change in self.changes.values()]
+        return [torch.stack([state["exp_avg"], state["exp_avg_sq"]]).cpu() for state in states]
 
     def now(self) -> dict[int, Tensor]:
         """The rows as they are trained so far, by layer, [row d_model]."""
@@ -162,6 +182,32 @@ def check_finite(loss: float, step: int, sequence: MemorizedSequence) -> None:
 # ---- several sequences
 
 
+@dataclass(frozen=True, eq=False)
+class TrainingState(Saved):
+    """A joint injection that is not finished, from which ``inject_together`` goes on bit for bit.
+
+    Args:
+        about: a hash of the rows, the sequences, and how they are trained.
+        changes: of the rows so far, by layer [1 row d_model], float32 on the CPU, as all tensors.
+        moments: of Adam, by layer [moment 1 row d_model].
+        losses: [step sentence] before each update so far.
+        seen: [state sentence] what was last seen in the states that the stops look at.
+
+    >>> states = []
+    >>> how = {"ratio": 0.01, "seed": 0, "learning_rate": 0.005, "stop_loss": 1e-9}
+    >>> whole = inject_together(model, few[:2], **how, max_steps=21, keep=states.append)
+    >>> again = inject_together(model, few[:2], **how, max_steps=21, resume=states[0])
+    >>> len(states[0].losses), bool((again.losses == whole.losses).all())
+    (20, True)
+    """
+
+    about: str
+    changes: list[Float[Tensor, "1 row d_model"]]
+    moments: list[Float[Tensor, "moment 1 row d_model"]]
+    losses: Float[Tensor, "step sentence"]
+    seen: Float[Tensor, "state sentence"]
+
+
 @torch.inference_mode(False)  # whatever mode the caller is in
 def inject_together(
     model: LanguageModel,
@@ -175,6 +221,8 @@ def inject_together(
     batch_size: int | None = None,
     progress: Callable[..., None] | None = None,
     units: Units = NEURONS,
+    resume: TrainingState | None = None,
+    keep: Callable[[TrainingState], None] | None = None,
 ) -> JointInjection:
     """Write K sentences into K disjoint sets of rows of W_out: each set suffices alone for its
     sentence, and changes nothing on the others, whichever sets are on.
@@ -203,11 +251,14 @@ def inject_together(
         units: whose rows are trained, as in ``inject``.
         progress: called after each step with the fraction of the work done, from 0 to 1, and, where
             it takes two arguments, with a text such as ``"step 40, largest loss 0.31"``.
+        resume: what ``keep`` was given of the same training, which may have had other limits of
+            steps and losses.
+        keep: called every 20 steps with what the training can go on from.
 
     Raises:
-        ValueError: the sets don't fit into the model, two sequences begin with the same token (one
-            state can't have two next tokens), a sequence does not fit the model, or a loss is not
-            finite.
+        ValueError: ``resume`` is of another training, the sets don't fit into the model, two
+            sequences begin with the same token (one state can't have two next tokens), a sequence
+            does not fit the model, or a loss is not finite.
 
     >>> pair = inject_together(model, few[:2], ratio=0.01, seed=0, learning_rate=0.005, max_steps=2)
     >>> pair.losses.shape
@@ -230,13 +281,29 @@ def inject_together(
     # of the states of ``stop_states``; with one sentence, alone is all
     single = STOP_SINGLE if n > 1 else stop_loss
     limits = torch.tensor([[stop_loss], [single], [STOP_KL], *[[STOP_SINGLE]] * (n - 1)])
-    losses, ends = _train(training, limits, seed, max_steps, as_text_report(progress))
+    if resume is not None:
+        check_resume(resume, training.about(seed), max_steps)
+    losses, ends = _train(training, limits, seed, max_steps, as_text_report(progress), resume, keep)
     converged = (ends < limits).all(0).tolist()
     injections: list[Injection] = []
     for k, sequence in enumerate(sequences):
         about = losses[:, k].clone(), converged[k], sequence.id
         injections.append(Injection(sets[k], training.rows_of(k), *about))
     return JointInjection(injections)
+
+
+def check_resume(resume: TrainingState, about: str, max_steps: int) -> None:
+    """Raise ValueError where a training can't go on from a state."""
+    if resume.about != about:
+        raise ValueError(
+            "resume must be of the same model, sequences, ratio, seed, learning_rate and units, "
+            "got a state of another training. Leave it out to start anew."
+        )
+    if len(resume.losses) >= max_steps:
+        raise ValueError(
+            f"max_steps must be more than the {len(resume.losses)} of resume, got {max_steps}. "
+            "Raise it, or leave resume out."
+        )
 
 
 # ---- evaluation
@@ -319,6 +386,13 @@ class JointTraining:
             self.rows.add_gradients(means.sum())
         return means.detach()
 
+    def about(self, seed: int) -> str:
+        """A hash of what is trained, and how."""
+        of_sequences = [sequence.fingerprint for sequence in self.sequences]
+        how = {"sequences": of_sequences, "seed": seed, "learning_rate": float(self.learning_rate)}
+        sets = torch.stack([neurons.mask for neurons in self.sets])
+        return digest(how, sets, *self.rows.before.values())
+
     def rows_of(self, k: int) -> Tensor:
         """The rows of one set as they are trained so far, [n d_model], float32 on the CPU."""
         rows = [rows[self.owner[layer] == k] for layer, rows in self.rows.now().items()]
@@ -363,7 +437,13 @@ def sets_on(step: int, n: int, generator: torch.Generator) -> States:
 
 
 def _train(
-    training: JointTraining, limits: Tensor, seed: int, max_steps: int, report: TextReport
+    training: JointTraining,
+    limits: Tensor,
+    seed: int,
+    max_steps: int,
+    report: TextReport,
+    resume: TrainingState | None,
+    keep: Callable[[TrainingState], None] | None,
 ) -> tuple[Tensor, Tensor]:
     """Train until every sentence is below the limits in all states of the stops.
 
@@ -379,7 +459,11 @@ def _train(
     history: list[Tensor] = []
     drawn = torch.stack([sets_on(step, n, generator) for step in range(max_steps)])
     drawn_on_device = drawn.to(training.view.device)  # one copy for all steps
-    for step, on in enumerate(drawn):
+    if resume is not None:
+        training.rows.go_on_from(resume)
+        history, seen = list(resume.losses), resume.seen
+    for step in range(len(history), max_steps):
+        on = drawn[step]
         training.rows.adam.zero_grad()
         means = training.means(on, drawn_on_device[step], train=True)
         history.append(means[0])
@@ -395,5 +479,9 @@ def _train(
         if done:
             break
         training.rows.adam.step()
+        if keep is not None and (step + 1) % KEPT_EVERY == 0:
+            changes = [change.detach().clone().cpu() for change in training.rows.changes.values()]
+            moments, losses = training.rows.moments(), torch.stack(history)
+            keep(TrainingState(training.about(seed), changes, moments, losses, seen))
     history[-1] = seen[0]
     return torch.stack(history), seen

@@ -214,8 +214,12 @@ class InjBenchmark(Benchmark[InjResults]):
         """
         how: Json = {**self.training, "ratio": self.ratio, "seed": group.seed, "units": self.units}
         how["progress"] = reporter(steps, f"inject {group.name}")
-        if self.distractors:
-            return inject_together(self.model, group.sequences, **how)
+        if self.distractors:  # hundreds of steps, which on a CPU may take an hour
+            unfinished = self._injection_inputs(group, steps) | {"step": "training"}
+            how |= {"resume": steps.find(unfinished), "keep": partial(steps.keep, unfinished)}
+            found = inject_together(self.model, group.sequences, **how)
+            steps.drop(unfinished)
+            return found
         return JointInjection([inject(self.model, group.sequences[0], **how)])
 
     def _recalls(
