@@ -189,6 +189,7 @@ class TrainingState(Saved):
     Args:
         about: a hash of the rows, the sequences, and how they are trained.
         changes: of the rows so far, by layer [1 row d_model], float32 on the CPU, as all tensors.
+            A layer has a number of rows of its own (jaxtyping's ``_row`` is any number).
         moments: of Adam, by layer [moment 1 row d_model].
         losses: [step sentence] before each update so far.
         seen: [state sentence] what was last seen in the states that the stops look at.
@@ -202,8 +203,8 @@ class TrainingState(Saved):
     """
 
     about: str
-    changes: list[Float[Tensor, "1 row d_model"]]
-    moments: list[Float[Tensor, "moment 1 row d_model"]]
+    changes: list[Float[Tensor, "1 _row d_model"]]
+    moments: list[Float[Tensor, "moment 1 _row d_model"]]
     losses: Float[Tensor, "step sentence"]
     seen: Float[Tensor, "state sentence"]
 
