@@ -48,7 +48,6 @@ from cells import (  # noqa: E402
 )
 from comparison import read_frame  # noqa: E402
 from price_tests import difference_at, tests_at_prices  # noqa: E402
-from test_cost_table import GOALS  # noqa: E402
 
 from tl_localize import METHODS, DelResults, InjResults  # noqa: E402
 from tl_localize.evals.agreement import METHODS as PAPER_RANKED  # noqa: E402
@@ -816,8 +815,8 @@ def cost_table() -> str:
 
 
 def gpu_table() -> str:
-    """Seconds of one text on a GPU, how many times as long the plain loop takes, the goal and the
-    paper's seconds.
+    """Seconds of one text on a GPU, how many times as long the plain loop takes, and the paper's
+    seconds.
     """
     frame = pd.read_csv(ROOT / "docs/results/gpu/cost.csv")
     parts = {shape: part.set_index("method") for shape, part in frame.groupby("shape")}
@@ -827,18 +826,14 @@ def gpu_table() -> str:
         f"{x['seconds'] * x['loop']:.3g}"
         for x in (pythia.loc["attribution"], xl.loc["attribution"])
     ]
-    rows = [["one bare pass forward and backward", bare[0], "", "", "", bare[1]]]
+    rows = [["one bare pass forward and backward", bare[0], "", "", bare[1]]]
     for method, title in GPU_COSTS.items():
         line = pythia.loc[method]
-        goal, theirs = GOALS.get(method), paper.get(method.partition(",")[0])
-        own = [
-            f"{line['seconds']:g}",
-            f"{line['loop']:g}",
-            *(f"{x:g}" if x else "" for x in (goal, theirs)),
-        ]
+        theirs = paper.get(method.partition(",")[0])
+        own = [f"{line['seconds']:g}", f"{line['loop']:g}", f"{theirs:g}" if theirs else ""]
         other = xl.loc[method] if method in xl.index else None
         rows.append([title, *own, "" if other is None else f"{other['seconds']:g}"])
-    names = ["Pythia-6.9B, seconds", "its loop, times as long", "goal", "the paper, an A6000"]
+    names = ["Pythia-6.9B, seconds", "its loop, times as long", "the paper, an A6000"]
     return markdown(["method", *names, "GPT-2-XL, seconds"], rows)
 
 
@@ -949,7 +944,10 @@ IN_GROUPS = (
     *("gradient_alignment", "attribution", "slimming", "hard_concrete", "iterative_attribution"),
     *("integrated_gradients", "activations", "row_norm", "random"),
 )
-INJ = ("hard_concrete", "zero_out", "slimming", "activations", "attribution", "row_norm", "random")
+SENTENCES = (
+    *("gradient_alignment", "iterative_attribution", "integrated_gradients", "hard_concrete"),
+    *("zero_out", "slimming", "activations", "attribution", "row_norm", "random"),
+)
 PAPER_TEXTS = ("gradient_alignment", *SMOLLM2_METHODS[:-1], "zero_out", "random")
 BY_CATEGORY = (
     *("hard_concrete", "slimming", "integrated_gradients", "activations"),
@@ -961,7 +959,6 @@ IN_OTHER_ROWS = (
     *("hard_concrete", "slimming", "integrated_gradients", "activations", "row_norm"),
     "random",
 )
-PAPER_SENTENCES = ("gradient_alignment", "iterative_attribution", "integrated_gradients", *INJ)
 RECALLS = {
     "SmolLM2, 1 %": SMOLLM2_GROUPS,
     "gpt2, 3 %": f"distractors-{GPT2}",
@@ -1059,15 +1056,15 @@ TABLES: dict[str, Callable[[], str]] = {
     "paper-categories-smollm2": lambda: paper_tables.categories_table(SMOLLM2, BY_CATEGORY),
     "paper-distractors-smollm2": lambda: recall_multiples(SMOLLM2_GROUPS, IN_GROUPS),
     "paper-seeds-smollm2": lambda: paper_tables.seeds_table(SMOLLM2, IN_OTHER_ROWS),
-    "paper-across-smollm2": lambda: paper_tables.across_layers_table(SMOLLM2, PAPER_SENTENCES),
-    "paper-sentences-smollm2": lambda: paper_tables.sentences_table(SMOLLM2, PAPER_SENTENCES),
+    "paper-across-smollm2": lambda: paper_tables.across_layers_table(SMOLLM2, SENTENCES),
+    "paper-sentences-smollm2": lambda: paper_tables.sentences_table(SMOLLM2, SENTENCES),
     "cost": cost_table,
     "gpu": gpu_table,
     "settings": settings_table,
     "times": times_table,
     "front": front_table,
     "heads": heads_table,
-    "inj": lambda: inj_table(INJ),
+    "inj": lambda: inj_table(SENTENCES),
     "inj-smollm2": lambda: alone_table(0.01),
     "inj-smollm2-small": lambda: alone_table(0.001),
     "planted": planted_table,

@@ -196,7 +196,11 @@ class InjOptions:
         ),
     ] = None
     max_steps: Annotated[
-        int | None, Parameter(help="Of the injection. Default: as of the learning rate.")
+        int | None,
+        Parameter(
+            help="Of the injection. Default: the paper's 200 up to a ratio of 0.02; 400 for larger "
+            "ones, 1000 with distractors."
+        ),
     ] = None
     distractors: Distractors = 0
     run: RunOptions = field(default_factory=RunOptions)
@@ -227,12 +231,13 @@ class DelOptions:
     limit: Annotated[
         int | None,
         Parameter(
-            validator=FROM_ONE, help="Dev ones included. Default: 105 without data, else all."
+            validator=FROM_ONE,
+            help="Number of texts read, dev ones included. Default: 105 without data, else all.",
         ),
     ] = None
     targets: Annotated[
         int | None,
-        Parameter(validator=FROM_ONE, help="How many. Default: 8 without data, else all."),
+        Parameter(validator=FROM_ONE, help="Number of targets. Default: 8 without data, else all."),
     ] = None
     ablation: Annotated[
         Literal["zero", "mean", "resample"], Parameter(help="What ablated neurons become.")

@@ -127,7 +127,7 @@ def show_erasure(erasure: Erasure) -> None:
         f"were {done}, and no other weight was changed."
     )
     show(changes_by_layer(erasure), "What was changed, by layer:")
-    show(erasure.table().round(3), "Before and after:")
+    show(erasure.table(), "Before and after:")
     if missed := say_missed(erasure):
         say(f"{missed} Allow a higher price, more --max-steps or another --share.")
 
@@ -162,7 +162,7 @@ def write_erased_page(
     text.
     """
     name = options.model.model
-    parts: list[Shown] = [PageTable(erasure.table().round(3), "Before and after")]
+    parts: list[Shown] = [PageTable(erasure.table().round(4), "Before and after")]
     parts.append(PageTable(changes_by_layer(erasure), "What was changed, by layer"))
     parts.append(PageTable(losses_of(erasure), "The erased texts, in percent of the suffix"))
     if getattr(model, "tokenizer", None) is not None:

@@ -32,7 +32,7 @@ Distractors = Annotated[
 ]
 Example = Annotated[str, Parameter(help="Id of a text that tl-localize known lists.")]
 MinAccuracy = Annotated[float, Parameter(help="Of the suffix, teacher-forced.")]
-Seed = Annotated[int, Parameter(help="Of all draws; sentence i of inj is drawn with seed + i.")]
+Seed = Annotated[int, Parameter(help="Of all draws.")]
 
 
 # The model
@@ -146,8 +146,8 @@ General = Annotated[
     Parameter(
         validator=EXISTS,
         group=THE_DATA,
-        help="Tokens [sequence pos] for the perplexity. Default: Python's docstrings; in del and "
-        "tune, of a folder of collect, its own.",
+        help="Tokens [sequence pos] for the perplexity. Default: those of a folder of collect, "
+        "where --data is one, else Python's docstrings.",
     ),
 ]
 

@@ -153,7 +153,7 @@ tl_localize changed {quantity(len(self.edit.rows), "row")} of W_out in layers {l
 {layers[-1]}, and no other weight. `erased.safetensors` holds the old rows, `erased.json` all \
 numbers.
 
-{to_markdown(self.table().round(3))}
+{to_markdown(self.table().round(4))}
 
 Other texts and general text are measured on texts that were not looked at while the edit was made.
 That a text is not recited does not mean that nothing of it is left in the weights: training on a
