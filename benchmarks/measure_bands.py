@@ -183,7 +183,9 @@ def benchmark_that_trains(kind: str, model: Any, name: str) -> tuple[Any, list[A
             n_groups=test_rev_table.N_GROUPS,
             ratios=test_rev_table.RATIOS,
         )
-        return rev, make_methods(test_rev_table.METHODS, [], first_layer_settings(0))
+        rivals = test_rev_table.settings_elsewhere(name, test_rev_table.ONE_SHARE)
+        names = f"{test_rev_table.METHODS},{test_rev_table.RIVALS}"
+        return rev, make_methods(names, [], rivals, first_layer_settings(0))
     if kind in ("inj", "inj_seeds"):
         chosen = "all" if kind == "inj" else test_inj_table.CHEAP
         (run,) = inj_runs(model, name, sentences[:N_TARGETS], chosen)

@@ -1080,7 +1080,7 @@ TABLES: dict[str, Callable[[], str]] = {
         {f"{name}, 3 %": f"distractors-{model}" for name, model in SHIPPED.items()},
         TITLES | RIVALS,
     ),
-    "rivals-rev": lambda: rev_price_table(tuple(RIVALS_IN_REV), {"gpt2": GPT2}, RIVALS_IN_REV),
+    "rivals-rev": lambda: rev_price_table(tuple(RIVALS_IN_REV), SHIPPED, RIVALS_IN_REV),
     "rev": lambda: rev_price_table(
         REV_METHODS[:9] + REV_METHODS[10:11] + REV_METHODS[-1:], SHIPPED, TITLES
     ),

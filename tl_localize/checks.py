@@ -3,7 +3,7 @@
 import difflib
 import math
 import numbers
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 # where a float is meant: the run-time type checker of the tests, unlike PEP 484, does not take an
@@ -39,6 +39,16 @@ def check_seed(seed: Any, bits: int = 63) -> None:
     """
     check_count(0, seed=seed)
     check_between(0, 2**bits - 1, seed=seed)
+
+
+def check_several(**settings: Any) -> None:
+    """Raise ValueError unless each is a tuple or another sequence of numbers."""
+    for name, values in settings.items():
+        if not isinstance(values, Sequence) or isinstance(values, str):
+            raise ValueError(
+                f"{name} must be several numbers, got {values!r}. Write a tuple, of one number "
+                f"({values!r},)."
+            )
 
 
 def check_choice(name: str, value: object, choices: Iterable[object]) -> None:

@@ -128,7 +128,7 @@ def write_text(path: str | Path, text: str) -> None:
 
 def write_json(path: str | Path, value: Any) -> None:
     """Write a JSON file whole or not at all."""
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n")
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, default=_plain) + "\n")
 
 
 def save_tensors(path: str | Path, tensors: dict[str, Tensor], text: str = "") -> None:
@@ -193,7 +193,7 @@ def to_json(value: Any, tensors: dict[str, Tensor]) -> str:
             return {TENSOR: name}
         if isinstance(part, Storable):
             return {CLASS: type(part).__name__, **vars(part)}
-        return str(part)
+        return _plain(part)
 
     return json.dumps(value, default=to_plain)
 
@@ -333,7 +333,17 @@ def digest(*values: Any) -> str:
 
 def canonical_json(value: Any) -> str:
     """JSON that is the same for the same content."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=str)
+    compact: Any = {"separators": (",", ":"), "ensure_ascii": False}
+    return json.dumps(value, sort_keys=True, default=_plain, **compact)
+
+
+def _plain(value: Any) -> Any:
+    """What stands in JSON for a value that it cannot hold: of numpy's numbers the number, else the
+    text.
+    """
+    if isinstance(value, Integral):
+        return int(value)
+    return float(value) if isinstance(value, Real) else str(value)
 
 
 def _add_tensor(total: Any, name: str, tensor: Tensor) -> None:

@@ -13,7 +13,7 @@ from recited import CRITERIA, letters, recite
 from tl_localize.collect import Collection, collect_memorized
 from tl_localize.collect.filter import Filter
 from tl_localize.collect.search import Search, chunks_of
-from tl_localize.execution import Store
+from tl_localize.execution import Steps, Store
 from tl_localize.texts.readers import Data
 
 LOOSE = replace(CRITERIA, max_jaccard=1)
@@ -237,6 +237,17 @@ def test_a_chunk_whose_data_have_changed_is_searched_again(
     assert len(calls) == 1 < n
     fresh = search_of(model, files[kind])
     assert found == shown(fresh.collection(fresh.run(), n_dev=2))
+
+
+@pytest.mark.usefixtures("small")
+def test_tokens_that_are_other_text_are_searched_again(model, files):
+    steps = Steps()
+    chunks = chunks_of([Data(source=files["npy"])], length=LOOSE.length)
+    for decode in (letters, lambda ids: letters(ids)[::2]):
+        search = Search(model, chunks, LOOSE, decode=decode)
+        found = search.run(store=steps)
+        fresh = Search(model, chunks, LOOSE, decode=decode).run()
+        assert shown(search.collection(found, n_dev=2)) == shown(search.collection(fresh, n_dev=2))
 
 
 @pytest.mark.usefixtures("small")

@@ -277,6 +277,22 @@ def test_precision_is_the_share_of_the_change_in_the_true_rows(gpt2_like, make_m
         precision_of(gpt2_like, after, injection.neurons)
 
 
+def test_an_embedding_that_is_tied_counts_once(gpt2_like, make_model):
+    after = make_model(1, model_name="gpt2-like")
+    with torch.no_grad():
+        for model in (gpt2_like, after):
+            model.unembed.W_U.copy_(model.embed.W_E.T)
+        after.blocks[1].mlp.W_out[3] += 1
+        after.embed.W_E[5] += 1
+        after.unembed.W_U[:, 5] += 1
+    truth = NeuronSet(torch.zeros(2, 48, dtype=torch.bool))
+    truth.mask[1, 3] = True
+    assert precision_of(gpt2_like, after, truth) == pytest.approx(1 / 2)
+    with torch.no_grad():
+        after.unembed.W_U[:, 6] += 1  # not what the embedding did
+    assert precision_of(gpt2_like, after, truth) == pytest.approx(1 / 4)
+
+
 # ---- the folder
 
 
@@ -358,6 +374,15 @@ def test_what_is_there_is_not_replaced(model, texts, how, tmp_path):
     assert (tmp_path / "mine").read_text() == "mine"
 
 
+def test_others_that_the_model_does_not_recite_watch_nothing(model, texts, how):
+    unknown = [replace(text, tokens=text.tokens.flip(0)) for text in texts[1:3]]
+    with pytest.raises(ValueError, match=r"recites at 0.7 .* got 1 of 3\. Give such texts"):
+        erase(model, texts[0], max_steps=2, **how | {"others": [texts[1], *unknown]})
+    given = how | {"others": [texts[1], *unknown, texts[2]]}
+    assert erase(model, texts[0], max_steps=2, **given).settings["others"] == 2
+    assert erase(model, texts[0], max_steps=2, check=False, **given).settings["others"] == 4
+
+
 def test_a_source_of_other_weights_is_refused(model, texts, how, tmp_path):
     erasure = erase(model, texts[0], max_steps=2, **how)
     with pytest.raises(ValueError, match="source must hold the rows of W_out of layer 1 once"):
@@ -376,7 +401,8 @@ def test_a_source_of_other_weights_is_refused(model, texts, how, tmp_path):
         ({"share": 0}, "share must be a fraction"),
         ({"max_recited": 2}, "max_recited must be"),
         ({"max_others_lost": -1}, "max_others_lost must be"),
-        ({"others": []}, "others must be at least 2 texts that share no .* got 0 of 0"),
+        ({"method": lambda model, text: None}, "settings must be plain values or dataclasses"),
+        ({"others": []}, "others must be at least 2 texts that .* share no .* got 0 of 0"),
         ({"general_tokens": torch.ones(1, 4).long()}, "general_tokens must have at least 2 rows"),
         ({"max_steps": 0}, "max_steps must be"),
     ],

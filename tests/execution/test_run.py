@@ -9,6 +9,7 @@ import sys
 import time
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -452,6 +453,35 @@ def test_interrupted_injection_goes_on_where_it_was(
     assert_same(run(joint, methods), whole)
     n_steps = whole.frame.groupby("group")["steps"].first().sum()
     assert sum(passes) == n_steps - 2 and not unfinished.exists()
+
+
+def test_training_is_kept_until_its_end_is_written(
+    joint, methods, run, tmp_path, monkeypatch, undisturbed, assert_same
+):
+    whole = undisturbed("joint")
+    write = Store._write
+
+    def full(self, key, inputs, value, cell=None):
+        if inputs["step"] == "inject":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(self, key, inputs, value, cell)
+
+    monkeypatch.setattr(training, "KEPT_EVERY", 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "_write", full)
+        with pytest.raises(OSError, match="No space left"):
+            run(joint, methods)
+    (unfinished,) = files_of(tmp_path / "run", "training")
+    assert_same(run(joint, methods), whole)
+    assert not unfinished.exists()
+
+
+@pytest.mark.parametrize("which", ["inj", "deletion", "rev"])
+def test_numbers_of_numpy_are_the_same_settings(request, methods, run, which):
+    benchmark = request.getfixturevalue(which)
+    first = run(replace(benchmark, seed=np.int64(3)), methods)
+    again = run(replace(benchmark, seed=3), methods)  # not refused, and of the same types
+    pd.testing.assert_frame_equal(first.frame, again.frame)
 
 
 # ---- damage, a full disk

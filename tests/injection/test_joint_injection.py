@@ -366,10 +366,16 @@ def test_training_goes_on_bit_for_bit_where_it_was_broken_off(
 
 @pytest.mark.parametrize("other", [{"seed": 1}, {"learning_rate": 0.02}, {"ratio": 0.1}])
 def test_training_does_not_go_on_from_another_one(gpt2_like, sequences, kept_often, other):
-    states = []
+    states, weight = [], gpt2_like.blocks[0].attn.W_V[0, 0, 0].item()
     inject_together(gpt2_like, sequences, **SETTINGS, max_steps=4, keep=states.append)
     with pytest.raises(ValueError, match="resume must be of the same model"):
         inject_together(gpt2_like, sequences, **SETTINGS | other, resume=states[0])
+    with torch.no_grad():
+        gpt2_like.blocks[0].attn.W_V[0, 0, 0] += 1
+    with pytest.raises(ValueError, match="resume must be of the same model"):
+        inject_together(gpt2_like, sequences, **SETTINGS, max_steps=4, resume=states[0])
+    with torch.no_grad():
+        gpt2_like.blocks[0].attn.W_V[0, 0, 0] = weight
     with pytest.raises(ValueError, match="max_steps must be more than the 3 of resume, got 3"):
         inject_together(gpt2_like, sequences, **SETTINGS, max_steps=3, resume=states[0])
 

@@ -16,6 +16,7 @@ from tl_localize import (
     SelectivePruning,
 )
 from tl_localize.methods import contrast
+from tl_localize.methods.general_text import WithGeneralText
 from tl_localize.model.neurons import NeuronView
 
 
@@ -116,6 +117,34 @@ def test_texts_are_written_once_until_a_weight_changes(gpt2_like, sequences, mon
     assert len(written) == 3
     gpt2_like.blocks[1].mlp.W_out.data[7] -= 1
     torch.testing.assert_close(method(gpt2_like, sequences[0]).values, before[0])
+
+
+def test_a_row_that_few_tokens_meet_is_another_state(gpt2_like):
+    view = NeuronView(gpt2_like)
+    with torch.no_grad():
+        gpt2_like.blocks[1].mlp.b_in[7] = -100.0  # a rectifier's neuron, silent
+    row = gpt2_like.blocks[1].mlp.W_out[7].detach().clone()
+    states = [contrast._computation_key(view)]
+    for values in (row + 1, row):
+        gpt2_like.blocks[1].mlp.W_out.data[7] = values
+        states.append(contrast._computation_key(view))
+    assert states[0] == states[2] != states[1]
+
+
+def test_a_measure_made_with_a_setting_is_not_kept(gpt2_like, sequence):
+    @dataclass(frozen=True)
+    class Times(WithGeneralText):
+        name = "times"
+        factor: int = 1
+
+        def attribute_batch(self, neurons, sequences, report):
+            def measure(view, texts):
+                return torch.full((len(texts), *view.size), float(self.factor))
+
+            return self.general_mean(neurons, sequences, measure).expand(len(sequences), -1, -1)
+
+    for factor in (1, 2):
+        assert Times(factor=factor)(gpt2_like, sequence).values.unique().tolist() == [factor]
 
 
 @pytest.mark.parametrize("kind", [ActivationContrast, SelectivePruning])

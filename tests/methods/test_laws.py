@@ -6,6 +6,7 @@ import linecache
 import pickle
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -95,6 +96,8 @@ def test_method_other_seed_other_scores(gpt2_like, sequence, name):
         for seed in (0, 1)
     )
     assert not torch.equal(first, second)
+    of_numpy = METHODS[name](**SHORT.get(name, {}), seed=np.int64(1))(gpt2_like, sequence).values
+    assert torch.equal(of_numpy, second)
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "row_norm"])

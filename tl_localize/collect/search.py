@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from tl_localize.collect.criteria import CRITERIA, SURPLUS, Criteria
 from tl_localize.collect.filter import CHUNK_WINDOWS, Candidate, Filter, Filtered, Row, merge_chunks
 from tl_localize.execution.run import Benchmark, Methods
 from tl_localize.execution.store import Cell, Json, Scope, Settings, Steps
+from tl_localize.files import digest
 from tl_localize.metrics import Decode
 from tl_localize.model.environment import about_model, environment
 from tl_localize.model.neurons import LanguageModel
@@ -26,6 +28,8 @@ from tl_localize.sequences import (
     tokenizer_of,
 )
 from tl_localize.texts.readers import Data
+
+N_READ = 16  # windows of a chunk that its key holds as tokens and as text
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,8 +172,12 @@ class Search(Benchmark[list[Filtered | None]]):
         yield from steps.rows(cell, self._inputs(group, steps), lambda: [self._filter(group)])
 
     def _inputs(self, chunk: Chunk, steps: Steps) -> Json:
-        # of version 1 no text began with a beginning-of-text token
-        return {"step": "collect", "version": 2, **steps.agreed, "chunk": chunk.inputs}
+        # of version 1 no text began with a beginning-of-text token; 2 said nothing of the tokens
+        inputs: Json = {"step": "collect", "version": 3, **steps.agreed, "chunk": chunk.inputs}
+        # what the tokenizer makes of the first windows, and they of text
+        windows = islice(chunk.windows(self.model, self.criteria.length, self.stride), N_READ)
+        ids = [window.tokens.tolist() for window in windows]
+        return inputs | {"tokens": digest(ids, [self.filter.decode(some) for some in ids])}
 
     def _filter(self, chunk: Chunk) -> Row:
         windows = chunk.windows(self.model, self.criteria.length, self.stride)

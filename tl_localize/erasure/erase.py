@@ -36,7 +36,7 @@ from tl_localize.injection.training import TrainedRows
 from tl_localize.methods import ActivationContrast, IterativeAttribution, Localizer
 from tl_localize.methods.base import Method
 from tl_localize.methods.contrast import N_DRAWN, written_texts
-from tl_localize.metrics import batch_loss, check_recited, check_text, mean_unlikelihood
+from tl_localize.metrics import accuracy, batch_loss, check_recited, check_text, mean_unlikelihood
 from tl_localize.model.loading import source_of_model
 from tl_localize.model.memory import TextReport, as_text_report, rows_that_fit, work_in_batches
 from tl_localize.model.neurons import LanguageModel, NeuronView
@@ -172,7 +172,7 @@ def erase(
         others: texts that the model is to go on reciting, two at least. Every second one watches
             the price, the rest is measured at the end. By default 40 of those that everybody knows
             (``tl-localize known``) and that the model recites. One that shares a run of 13 tokens
-            with a text is left out.
+            with a text, or that the model does not recite, is left out.
         general_tokens: [batch pos] general text for the perplexity, two rows at least, used
             likewise; by default held-out text of this package.
         max_recited: mean accuracy at which the texts count as erased, a fraction.
@@ -182,7 +182,8 @@ def erase(
             ``0.001 (0.002 / share) ** 0.6``.
         max_steps: of the training.
         seed: of the texts that the model writes, and of the choice of others.
-        check: whether texts that the model does not recite are an error.
+        check: whether texts that the model does not recite are an error, and others that it does
+            not recite are left out.
         progress: called with the fraction done and, where it takes two arguments, with a text.
 
     Raises:
@@ -202,6 +203,7 @@ def erase(
     goal = Goal(max_recited, Price(max_others_lost, max_perplexity_rise))
     if method is None:
         method = DEFAULT_METHODS[edit]()
+    settings: dict[str, Any] = {"edit": edit, "method": identity(method), "seed": seed}
     if edit == "rows":
         check_share(NeuronView(model, getattr(method, "units", NEURONS)), share)
     texts = check_sequences(model, one_or_more(sequences))
@@ -209,12 +211,11 @@ def erase(
         check_recited(model, texts, MIN_ACCURACY)
     report = as_text_report(progress)
     report(0.0, "choose texts that are to stay")
-    stay = choose_others(model, texts, others, seed)
+    stay = choose_others(model, texts, others, seed, check)
     general = choose_general(model, general_tokens)
     trial = Trial(model, texts, PriceMeter(model, stay[::2], general[::2]), goal)
     report(0.0, "localize")
     scores = scores_of_each(model, method, texts)
-    settings: dict[str, Any] = {"edit": edit, "method": identity(method), "seed": seed}
     settings |= {"others": len(stay), "rows of general text": len(general), **goal.settings}
     if edit == "rows":
         named = [own.top_k(share, first_layer=first_layer_of(own)) for own in scores]
@@ -222,6 +223,7 @@ def erase(
         states, n_steps = train_rows(trial, neurons, rate, max_steps, seed, report)
         state = nearest_to_price(trial, states, report)
         settings |= {"share": share, "learning_rate": rate, "steps": n_steps}
+        settings |= {"max_steps": max_steps}
     else:
         state = find_smallest(trial, mean_scores(scores), report)
     old_rows = read_rows(NeuronView(model, state.neurons.units), state.neurons)
@@ -246,19 +248,23 @@ def choose_others(
     texts: Sequence[MemorizedSequence],
     others: Sequence[MemorizedSequence] | None,
     seed: int,
+    check: bool,
 ) -> list[MemorizedSequence]:
     """Texts that are to stay, in random order; none shares text with those that are erased."""
     given = known(model).sequences if others is None else list(others)
     left = without_text_of(given, texts)
+    if others is not None and check and left:
+        shares = accuracy(model, check_sequences(model, left)).tolist()
+        left = [text for text, share in zip(left, shares, strict=True) if share >= MIN_ACCURACY]
     if len(left) < 2:
         raise ValueError(
-            "others must be at least 2 texts that share no 13 tokens in a row with the erased "
-            f"ones, got {len(left)} of {len(given)}. Give texts that the model recites, as "
-            "tl-localize known --out writes them."
+            f"others must be at least 2 texts that the model recites at {MIN_ACCURACY:g} and that "
+            "share no 13 tokens in a row with the erased ones, got "
+            f"{len(left)} of {len(given)}. Give such texts, as tl-localize known --out writes them."
         )
     if others is not None:
-        return list(check_sequences(model, left))
-    order = torch.randperm(len(left), generator=torch.Generator().manual_seed(seed))
+        return check_sequences(model, left)
+    order = torch.randperm(len(left), generator=torch.Generator().manual_seed(int(seed)))
     return [left[i] for i in order[:N_OTHERS].tolist()]
 
 

@@ -23,6 +23,8 @@ from tl_localize.sequences import MemorizedSequence, decoder_or_ids
 
 Json = dict[str, Any]
 
+TIED = ("embed.W_E", "unembed.W_U")  # one weight in many models
+
 
 @dataclass(frozen=True)
 class Price:
@@ -173,10 +175,14 @@ def precision_of(before: LanguageModel, after: LanguageModel, truth: NeuronSet) 
     """
     weights_before = check_earlier(after, before)
     weights_after = dict(after.named_parameters())
-    total = sum(
-        float((weights_after[name] - weight.to(weights_after[name])).double().square().sum())
-        for name, weight in weights_before.items()
-    )
+
+    def change(name: str) -> Tensor:
+        return (weights_after[name] - weights_before[name].to(weights_after[name])).double()
+
+    names = list(weights_before)
+    if set(TIED) <= set(names) and torch.equal(change(TIED[0]), change(TIED[1]).T):
+        names.remove(TIED[1])  # one weight, which a HookedTransformer has twice
+    total = sum(float(change(name).square().sum()) for name in names)
     old = NeuronView(before, truth.units)
     new = NeuronView(after, truth.units)
     if tuple(truth.mask.shape) != new.size:

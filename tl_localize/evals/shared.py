@@ -303,9 +303,10 @@ class Measured(ABC):
         path = prepare_folder(folder)
         for name, frame in [*vars(self).items(), ("summary", self.summary())]:
             if isinstance(frame, pd.DataFrame):
-                (path / f"{name}.csv").unlink(missing_ok=True)
                 if len(frame):
                     write_text(path / f"{name}.csv", frame.to_csv(index=False))
+                else:
+                    (path / f"{name}.csv").unlink(missing_ok=True)
         write_json(path / "measured_with.json", self.settings)
 
 

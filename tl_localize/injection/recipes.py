@@ -129,7 +129,7 @@ def learn(
     trained = trained_parameters(view, recipe.weights)
     parameters = list(trained.values())
     batch = SequenceBatch.of(sequences, view.device)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(int(seed))
     history: list[Tensor] = []
     converged = False
     with view.lean(), in_training(model, parameters):

@@ -5,7 +5,8 @@ paper), or several in disjoint sets of rows.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +17,7 @@ from tl_localize.checks import check_count, check_positive
 from tl_localize.files import Saved, digest
 from tl_localize.injection.injected import Injection, JointInjection, draw_sets
 from tl_localize.metrics import batch_loss, target_logits
+from tl_localize.model.environment import fingerprint
 from tl_localize.model.memory import (
     TextReport,
     as_text_report,
@@ -187,7 +189,7 @@ class TrainingState(Saved):
     """A joint injection that is not finished, from which ``inject_together`` goes on bit for bit.
 
     Args:
-        about: a hash of the rows, the sequences, and how they are trained.
+        about: a hash of the model, the rows, the sequences, and how they are trained.
         changes: of the rows so far, by layer [1 row d_model], float32 on the CPU, as all tensors.
             A layer has a number of rows of its own (jaxtyping's ``_row`` is any number).
         moments: of Adam, by layer [moment 1 row d_model].
@@ -278,13 +280,13 @@ def inject_together(
     n = len(sequences)
     sets = draw_sets(view, ratio, seed, n)
     size = rows_that_fit(view, max(map(len, sequences)), batch_size)
-    training = JointTraining(view, sequences, sets, size, learning_rate)
+    training = JointTraining(view, sequences, sets, size, learning_rate, seed)
     # of the states of ``stop_states``; with one sentence, alone is all
     single = STOP_SINGLE if n > 1 else stop_loss
     limits = torch.tensor([[stop_loss], [single], [STOP_KL], *[[STOP_SINGLE]] * (n - 1)])
     if resume is not None:
-        check_resume(resume, training.about(seed), max_steps)
-    losses, ends = _train(training, limits, seed, max_steps, as_text_report(progress), resume, keep)
+        check_resume(resume, training.about, max_steps)
+    losses, ends = _train(training, limits, max_steps, as_text_report(progress), resume, keep)
     converged = (ends < limits).all(0).tolist()
     injections: list[Injection] = []
     for k, sequence in enumerate(sequences):
@@ -324,6 +326,7 @@ class JointTraining:
     sets: Sequence[NeuronSet]
     size: int  # cases in a forward pass
     learning_rate: float
+    seed: int  # of the states that are drawn
 
     def __post_init__(self) -> None:
         # [set layer row]
@@ -387,12 +390,13 @@ class JointTraining:
             self.rows.add_gradients(means.sum())
         return means.detach()
 
-    def about(self, seed: int) -> str:
+    @cached_property
+    def about(self) -> str:
         """A hash of what is trained, and how."""
-        of_sequences = [sequence.fingerprint for sequence in self.sequences]
-        how = {"sequences": of_sequences, "seed": seed, "learning_rate": float(self.learning_rate)}
-        sets = torch.stack([neurons.mask for neurons in self.sets])
-        return digest(how, sets, *self.rows.before.values())
+        how: dict[str, Any] = {"seed": self.seed, "learning_rate": float(self.learning_rate)}
+        how["sequences"] = [sequence.fingerprint for sequence in self.sequences]
+        how["model"] = fingerprint(self.view.model)
+        return digest(how, torch.stack([neurons.mask for neurons in self.sets]))
 
     def rows_of(self, k: int) -> Tensor:
         """The rows of one set as they are trained so far, [n d_model], float32 on the CPU."""
@@ -440,7 +444,6 @@ def sets_on(step: int, n: int, generator: torch.Generator) -> States:
 def _train(
     training: JointTraining,
     limits: Tensor,
-    seed: int,
     max_steps: int,
     report: TextReport,
     resume: TrainingState | None,
@@ -454,7 +457,7 @@ def _train(
     """
     n = len(training.sequences)
     states = stop_states(n)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(int(training.seed))
     # what each sentence had in each of these states when training last met it
     seen = torch.full(states.shape[:2], math.inf)
     history: list[Tensor] = []
@@ -483,6 +486,6 @@ def _train(
         if keep is not None and (step + 1) % KEPT_EVERY == 0:
             changes = [change.detach().clone().cpu() for change in training.rows.changes.values()]
             moments, losses = training.rows.moments(), torch.stack(history)
-            keep(TrainingState(training.about(seed), changes, moments, losses, seen))
+            keep(TrainingState(training.about, changes, moments, losses, seen))
     history[-1] = seen[0]
     return torch.stack(history), seen

@@ -84,21 +84,25 @@ def measure_once(
 
 @torch.no_grad()
 def _computation_key(neurons: NeuronView) -> bytes:
-    """A key that changes when a weight is another tensor or was changed in place, when a hook comes
-    or goes, or when the logits of some fixed tokens change by a bit, as they do where a hook does
-    something else.
+    """A key that changes when a row of a weight does, when a hook comes or goes, when the logits of
+    some fixed tokens change by a bit, as they do where a hook does something else, and when texts
+    begin with another token.
     """
     model = neurons.model
     tokens = torch.arange(min(LENGTH, model.cfg.n_ctx, model.cfg.d_vocab), device=neurons.device)
     logits = model(tokens[None]).float().cpu().numpy()
-    weights = [(weight.data_ptr(), weight._version) for weight in neurons.parameters]
+    # of each row, as few tokens meet every neuron
+    sums = [weight.sum(-1, dtype=torch.float32).flatten() for weight in neurons.parameters]
+    weights = torch.cat([row_sums.to(neurons.device) for row_sums in sums]).cpu().numpy()
     # torch numbers hooks, and no number comes twice
     hooks = [
         number
         for module in model.modules()
         for number in (*module._forward_pre_hooks, *module._forward_hooks)
     ]
-    return hashlib.sha256(repr((weights, hooks)).encode() + logits.tobytes()).digest()
+    begin = first_tokens(getattr(model, "tokenizer", None))
+    computed = weights.tobytes() + logits.tobytes()
+    return hashlib.sha256(repr((begin, hooks)).encode() + computed).digest()
 
 
 def general_need(neurons: NeuronView, seed: int) -> Values:
@@ -129,7 +133,7 @@ def write_texts(neurons: NeuronView, seed: int) -> Int[Tensor, "text pos"]:
     beginning-of-text token of models that were trained with one.
     """
     model: Any = neurons.model
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(int(seed))
     random = torch.randint(model.cfg.d_vocab, (N_TEXTS, 1), generator=generator)
     begin = torch.tensor(first_tokens(getattr(model, "tokenizer", None)), dtype=torch.long)
     first = torch.cat([begin.expand(N_TEXTS, -1), random], 1).to(neurons.device)

@@ -91,7 +91,11 @@ class WithGeneralText(Localizer):
             values = torch.cat([found for _, found in parts])
             return values if self.texts else values.mean(0)
 
-        found = measure_once(neurons, (measure.__name__, self.texts, self.seed), measure_texts)
+        given = (measure, self.texts, self.seed, self.n_drawn)
+        if "<" in getattr(measure, "__qualname__", "<"):  # made in a call, so it may hold settings
+            found = measure_texts(neurons, given)
+        else:
+            found = measure_once(neurons, given, measure_texts)
         if not self.texts:
             return found
         return torch.stack([found[self.other_texts(sequence)].mean(0) for sequence in sequences])

@@ -99,7 +99,7 @@ class HardConcrete(MaskLearner):
         return start
 
     def noise(self, neurons: NeuronView) -> Iterator[Draw]:
-        generator = torch.Generator().manual_seed(self.seed)
+        generator = torch.Generator().manual_seed(int(self.seed))
         shape = (CHECK_EVERY, *neurons.size)
         while True:
             # one copy to the device for all steps between two tests of the stop

@@ -94,7 +94,7 @@ class UnlearnedMask(WithGeneralText):
     def _train(
         self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: Report
     ) -> list[Found]:
-        generator = torch.Generator().manual_seed(self.seed)
+        generator = torch.Generator().manual_seed(int(self.seed))
         start = self.start(neurons, generator).to(neurons.device)
         masks = start.repeat(len(sequences), 1, 1)
         own = SequenceBatch.of(sequences, neurons.device)

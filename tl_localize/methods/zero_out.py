@@ -88,7 +88,7 @@ class ZeroOut(Localizer):
         estimates = ablation_estimate(neurons, SequenceBatch.of([sequence], neurons.device))[0]
         count = max(1, round(self.screen * neurons.n_neurons))
         chosen = highest_of_both(estimates, output_norms(neurons, sequence), count)
-        lots = torch.rand(estimates.shape, generator=torch.Generator().manual_seed(self.seed))
+        lots = torch.rand(estimates.shape, generator=torch.Generator().manual_seed(int(self.seed)))
         drawn = lots.masked_fill(chosen, -1.0).topk(min(self.screen_sample, lots.shape[1] - count))
         chosen = chosen.scatter(-1, drawn.indices, True)
         exact = self.exact(neurons, sequence, chosen, report)

@@ -1,5 +1,6 @@
 """The tables that are made of what INJ measured."""
 
+import errno
 import json
 from dataclasses import replace
 
@@ -64,6 +65,19 @@ def test_save_writes_what_is_there(inj_results, tmp_path):
     assert len(pd.read_csv(tmp_path / "frame.csv")) == len(inj_results.frame)
     settings = json.loads((tmp_path / "measured_with.json").read_text())
     assert settings["scopes"]["0.2"]["methods"]["activations"]["absolute"] == "token"
+
+
+def test_what_was_saved_is_kept_where_the_disk_is_full(inj_results, tmp_path, monkeypatch):
+    inj_results.save(tmp_path)
+    before = (tmp_path / "frame.csv").read_bytes()
+
+    def full(*given):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("tl_localize.evals.shared.write_text", full)
+    with pytest.raises(OSError, match="No space left"):
+        inj_results.save(tmp_path)
+    assert (tmp_path / "frame.csv").read_bytes() == before
 
 
 def test_each_figure_has_a_caption_on_a_page(joint_results):

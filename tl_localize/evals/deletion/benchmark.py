@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Integer
 from torch import Tensor
 
-from tl_localize.checks import Real, check_choice, check_count, check_seed
+from tl_localize.checks import Real, check_choice, check_count, check_seed, check_several
 from tl_localize.evals.ablation import ABLATIONS, AblationMeter
 from tl_localize.evals.deletion.results import CHANGES, DelResults, self_and_others
 from tl_localize.evals.shared import (
@@ -125,6 +125,7 @@ class DelBenchmark(Benchmark[DelResults]):
         check_seed(self.seed)
         check_count(0, n_dev=self.n_dev, first_layer=self.first_layer)
         check_first_layer(view, self.first_layer)
+        check_several(ratios=self.ratios, multiples=self.multiples)
         for multiple in self.multiples:
             check_count(multiples=multiple)
         if self.n_targets is not None:

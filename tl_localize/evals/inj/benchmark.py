@@ -43,6 +43,7 @@ from tl_localize.units import NEURONS, Units
 # does not need, and no method that reads the sentence can find them.
 INJECTION = {0.002: (0.05, 200), 0.02: (0.01, 200), 1.0: (0.003, 400)}
 TOGETHER = (0.005, 1000)  # with distractors
+UNFINISHED = {"step": "training"}
 # where the top is taken, by the end of the column's name
 PLACES: dict[str, Literal["layer", "model"]] = {"": "layer", "_across_layers": "model"}
 
@@ -185,7 +186,7 @@ class InjBenchmark(Benchmark[InjResults]):
     def rows(self, group: Group, methods: Methods, steps: Steps) -> Iterator[Row]:
         """What each method finds of the sentences of a group."""
         injected = self._injection_inputs(group, steps)
-        injection = Lazy(lambda: steps.get(injected, lambda: self._inject(group, steps)))
+        injection = Lazy(lambda: self._injection(group, steps))
         for label, method in methods.items():
             inputs: Json = {"step": "inj", "injection": injected, "multiples": self.multiples}
             inputs |= {"method": describe(method), "version": getattr(method, "version", 0)}
@@ -208,6 +209,12 @@ class InjBenchmark(Benchmark[InjResults]):
             "sequences": [sequence.fingerprint for sequence in group.sequences],
         }
 
+    def _injection(self, group: Group, steps: Steps) -> JointInjection:
+        inputs = self._injection_inputs(group, steps)
+        found = steps.get(inputs, lambda: self._inject(group, steps))
+        steps.drop(inputs | UNFINISHED)  # not before the end of the training is written
+        return found
+
     def _inject(self, group: Group, steps: Steps) -> JointInjection:
         """Train the rows of one group. It is trained alone: side by side with others it would
         differ in the last digits.
@@ -215,11 +222,9 @@ class InjBenchmark(Benchmark[InjResults]):
         how: Json = {**self.training, "ratio": self.ratio, "seed": group.seed, "units": self.units}
         how["progress"] = reporter(steps, f"inject {group.name}")
         if self.distractors:  # hundreds of steps, which on a CPU may take an hour
-            unfinished = self._injection_inputs(group, steps) | {"step": "training"}
+            unfinished = self._injection_inputs(group, steps) | UNFINISHED
             how |= {"resume": steps.find(unfinished), "keep": partial(steps.keep, unfinished)}
-            found = inject_together(self.model, group.sequences, **how)
-            steps.drop(unfinished)
-            return found
+            return inject_together(self.model, group.sequences, **how)
         return JointInjection([inject(self.model, group.sequences[0], **how)])
 
     def _recalls(
@@ -250,7 +255,7 @@ class InjBenchmark(Benchmark[InjResults]):
                     "model": steps.agreed["model"],
                     "sequence_id": sequence.id,
                     "method": label,
-                    "injection_ratio": self.ratio,
+                    "injection_ratio": float(self.ratio),
                     "seed": group.seed,
                     "group": group.name,
                     "steps": len(injections[k].losses),

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Integer
 from torch import Tensor
 
-from tl_localize.checks import Real, check_count, check_seed
+from tl_localize.checks import Real, check_count, check_seed, check_several
 from tl_localize.evals.rev.oracles import ORACLES, Change
 from tl_localize.evals.rev.results import RevResults
 from tl_localize.evals.shared import (
@@ -125,6 +125,7 @@ class RevBenchmark(Benchmark[RevResults]):
                 "one model, and its texts are one group."
             )
         view = NeuronView(self.model, self.units)
+        check_several(ratios=self.ratios)
         if not self.ratios or list(self.ratios) != sorted(set(self.ratios)):
             raise ValueError(
                 f"ratios must be different fractions in rising order, got {self.ratios}. Write for "
