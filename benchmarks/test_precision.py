@@ -6,8 +6,8 @@ float16 models.
 The rows are injected in float32 and applied to the model in each precision. Masks, softmax and
 losses are float32 in all of them.
 
-Measured (4 sentences, CPU): float16 costs at most 0.006 of recall, bfloat16 as little except in
-Zero-Out, where it costs 0.06 (reference-gpt2) and 0.11 (reference-pythia): the 8 bits of a bfloat16
+Measured (4 sentences, CPU): float16 costs at most 0.004 of recall, bfloat16 at most 0.007 except in
+Zero-Out, where it costs 0.06 (reference-gpt2) and 0.09 (reference-pythia): the 8 bits of a bfloat16
 swallow what one neuron does to a residual stream. A residual stream in float32 with the rest in
 bfloat16 did not help, because every block reads it in bfloat16.
 """
