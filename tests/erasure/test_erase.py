@@ -25,6 +25,7 @@ from tl_localize.erasure import Price, RowEdit, measure_texts, measures
 from tl_localize.erasure.erase import Goal, State, Trial, mean_scores, nearest_to_price
 from tl_localize.erasure.measures import kl_of_edit
 from tl_localize.methods import Attribution, ZeroOut, contrast
+from tl_localize.model.environment import fingerprint
 from tl_localize.model.neurons import NeuronView
 
 
@@ -324,6 +325,12 @@ def test_the_folder_is_the_edited_model_for_transformers_and_can_be_undone(
     record = json.loads((tmp_path / "edited" / "erased.json").read_text())
     assert record["settings"]["edit"] == "rows"
     assert record["rows"] == [list(pair) for pair in erasure.neurons]
+    made_with = record["made_with"]
+    assert made_with["fingerprint"] == fingerprint(model)
+    assert made_with["environment"]["torch"] == torch.__version__
+    watched, measured = made_with["others_watched"], made_with["others_measured"]
+    assert len(watched + measured) == record["settings"]["others"]
+    assert not {*watched} & {*measured}
     card = (tmp_path / "edited" / "erased.md").read_text()
     assert "12 rows of W_out in layers 1 to 1" in card and "recited, teacher-forced" in card
 

@@ -228,6 +228,19 @@ def test_by_default_the_model_writes_general_text(gpt2_like, sequence, monkeypat
     )
 
 
+@pytest.mark.parametrize("name", [*WITH_TEXTS, "activation_contrast"])
+def test_the_beginning_of_text_token_predicts_nothing(gpt2_like, monkeypatch, name):
+    written = torch.tensor([[7, 5, 6, 7, 8, 3], [7, 9, 9, 8, 4, 3]])
+    monkeypatch.setattr(general_text, "written_texts", lambda neurons, seed: written)
+    monkeypatch.setattr(general_text, "first_tokens", lambda tokenizer: [7])
+    given = make_methods(name, [f"{name}.texts=[[7,5,6],[5,7,6],[7,5]]"])[0]
+    view = NeuronView(gpt2_like)
+    assert [text.n_prefix for text in given.general_text(view)] == [2, 1, 1]
+    drawn = 2 if name == "activation_contrast" else 4
+    texts = make_methods(name)[0].general_text(view)
+    assert [text.n_prefix for text in texts] == [drawn] * 2
+
+
 # ---- how they are named
 
 

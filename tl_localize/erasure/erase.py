@@ -37,6 +37,7 @@ from tl_localize.methods import ActivationContrast, IterativeAttribution, Locali
 from tl_localize.methods.base import Method
 from tl_localize.methods.contrast import N_DRAWN, written_texts
 from tl_localize.metrics import accuracy, batch_loss, check_recited, check_text, mean_unlikelihood
+from tl_localize.model.environment import about_model, environment
 from tl_localize.model.loading import source_of_model
 from tl_localize.model.memory import TextReport, as_text_report, rows_that_fit, work_in_batches
 from tl_localize.model.neurons import LanguageModel, NeuronView
@@ -228,9 +229,7 @@ def erase(
         state = find_smallest(trial, mean_scores(scores), report)
     old_rows = read_rows(NeuronView(model, state.neurons.units), state.neurons)
     row_edit = RowEdit(state.neurons, state.rows, old_rows)
-    return measured_erasure(
-        model, row_edit, state.price, settings, texts, stay[1::2], general[1::2]
-    )
+    return measured_erasure(model, row_edit, state.price, settings, texts, stay, general)
 
 
 def check_share(view: NeuronView, share: Real) -> None:
@@ -463,11 +462,18 @@ def measured_erasure(
     general: Integer[Tensor, "batch pos"],
 ) -> Erasure:
     """An edit with what is measured before and after it, on texts that were not looked at while it
-    was made.
+    was made: every second one, from the second on.
     """
+    general = general[1::2]
+    made_with = {
+        **about_model(model),
+        "environment": environment(model),
+        "others_watched": [text.id for text in others[::2]],
+        "others_measured": [text.id for text in others[1::2]],
+    }
 
     def measure() -> dict[str, float]:
-        meter = PriceMeter(model, others, general)
+        meter = PriceMeter(model, others[1::2], general)
         return {"others_accuracy": meter.accuracy, "perplexity": meter.perplexity}
 
     before = {"before": measure_texts(model, texts)}
@@ -482,5 +488,6 @@ def measured_erasure(
         settings,
         measured,
         before | after,
+        made_with,
         source_of_model(model),
     )

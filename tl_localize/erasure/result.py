@@ -35,6 +35,7 @@ class Erasure:
         measured: before and after: ``others_accuracy``, ``perplexity`` and ``kl`` (from the model
             before, nats per token), all on texts that were not looked at while the edit was made.
         texts: before and after, one row for each erased text: see ``measure_texts``.
+        made_with: the model and its weights, versions and machine, and the ids of the other texts.
         source: what the model was loaded from, where that is known.
 
     >>> general = reference_sequences(model)[-1].tokens.view(2, 40)
@@ -50,6 +51,7 @@ class Erasure:
     settings: dict[str, Any]
     measured: dict[str, dict[str, float]]
     texts: dict[str, pd.DataFrame]
+    made_with: dict[str, Any]
     source: str | None = None
 
     def __repr__(self) -> str:
@@ -135,7 +137,7 @@ class Erasure:
                 "allow a higher price, or write it all the same with force=True."
             )
         record: dict[str, Any] = {"settings": self.settings, "rows": list(self.neurons)}
-        record["measured"] = self.measured
+        record |= {"made_with": self.made_with, "measured": self.measured}
         record["texts"] = {when: frame.to_dict("index") for when, frame in self.texts.items()}
         card = self._card(Path(source).name)
         write_directory(Path(folder), source, self.edit, record, card)

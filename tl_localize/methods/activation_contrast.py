@@ -58,7 +58,7 @@ class ActivationContrast(WithGeneralText):
 
     name = "activation_contrast"
     title = "Activation Contrast (not the paper's)"
-    version = 3
+    version = 4
     n_drawn = 1
     alignment: Real = 0.1
 

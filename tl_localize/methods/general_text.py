@@ -14,7 +14,7 @@ from tl_localize.methods.base import BatchValues, Localizer
 from tl_localize.methods.contrast import N_DRAWN, measure_once, written_texts
 from tl_localize.model.memory import rows_that_fit, work_in_batches
 from tl_localize.model.neurons import NeuronView
-from tl_localize.sequences import MemorizedSequence, check_sequences
+from tl_localize.sequences import MemorizedSequence, check_sequences, first_tokens
 
 Measure = Callable[[NeuronView, Sequence[MemorizedSequence]], BatchValues]
 
@@ -25,7 +25,9 @@ class WithGeneralText(Localizer):
     writes, as for the contrast of our other methods (``Contrasted``).
 
     Of given texts every token but the first is predicted, of written ones those that greedy
-    decoding put there. A given text that is itself scored is left out of its own comparison.
+    decoding put there. The beginning-of-text token of models that were trained with one is not the
+    first: it predicts nothing, as in the text that is scored. A given text that is itself scored is
+    left out of its own comparison.
 
     Args:
         texts: token ids of general text; by default the model writes it, once for a model.
@@ -35,6 +37,7 @@ class WithGeneralText(Localizer):
     (9, 8, 4)
     """
 
+    version = 2
     n_drawn: ClassVar[int] = N_DRAWN  # first tokens of a written text that count as its prefix
     texts: tuple[tuple[int, ...], ...] = ()
     seed: int = 0
@@ -50,14 +53,19 @@ class WithGeneralText(Localizer):
         """General text as sequences, whose suffix is what is predicted; ValueError where the model
         cannot read a given one.
         """
+        begin = first_tokens(getattr(neurons.model, "tokenizer", None))
+
+        def part(text: Tensor, n_prefix: int, id: str = "") -> MemorizedSequence:
+            if text[: len(begin)].tolist() == begin:
+                n_prefix = max(n_prefix, len(begin) + 1)
+            return MemorizedSequence(text, min(n_prefix, len(text) - 1), id)
+
         if self.texts:
             given = [
-                MemorizedSequence(torch.tensor(text), 1, f"texts[{i}]")
-                for i, text in enumerate(self.texts)
+                part(torch.tensor(text), 1, f"texts[{i}]") for i, text in enumerate(self.texts)
             ]
             return check_sequences(neurons.model, given)
-        written = written_texts(neurons, self.seed)
-        return [MemorizedSequence(text, min(self.n_drawn, len(text) - 1)) for text in written]
+        return [part(text, self.n_drawn) for text in written_texts(neurons, self.seed)]
 
     def other_texts(self, sequence: MemorizedSequence) -> list[int]:
         """The numbers of the given texts without the one that is scored; ValueError where none is
