@@ -37,6 +37,10 @@ FEW = 4, 8  # targets that every method has before there are more
 DEL_METHODS = (
     "iterative_attribution,attribution,activations,slimming,hard_concrete,integrated_gradients"
 )
+# rivals with their defaults; without Balanced Subnet, which learns a set for each share
+DEL_RIVALS = (
+    "selective_synaptic_dampening,selective_pruning,contrastive_gradient,adversarial_hard_concrete"
+)
 OWN_DATA = ("--limit", "--data", "--settings", "--model")
 SETTINGS = Path(__file__).parents[1] / "settings"  # of masks, searched on SmolLM2's dev texts
 
@@ -151,7 +155,8 @@ def forgetting(
     name, model = loaded
     texts, general = short_texts
     sparing = renamed(Attribution(contrast=1.0), "attribution_contrast_1")
-    methods = [sparing, *searched(name), *del_methods(DEL_METHODS, [], name)]
+    named = f"{DEL_METHODS},{DEL_RIVALS}"
+    methods = [sparing, *searched(name), *del_methods(named, [], name)]
     store = Store(Path(request.config.getoption("--results")) / Path(name).name / "forgetting")
     most = request.config.getoption("--limit") or len(texts)
     for n_targets in sorted({min(n, most) for n in (*FEW, len(texts))}):
