@@ -159,7 +159,7 @@ def single_layer_figure(model: str) -> Figure:
     from tl_localize.evals.deletion import single_layer_figure as draw
 
     rows = single_layers(f"reference-{model}")
-    return draw(rows[rows["method"] == "integrated_gradients"])
+    return draw(rows[(rows["method"] == "integrated_gradients") & (rows["ratio"] == 0.1)])
 
 
 def read_table(path: str) -> pd.DataFrame:

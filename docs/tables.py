@@ -240,23 +240,24 @@ def single_layers(model: str) -> pd.DataFrame:
 def single_layers_table(model: str) -> str:
     """Text / others in points, by the same number of neurons in all layers or in one of them."""
     frame = single_layers(model)
-    compared = layers_against_all(frame).sort_values("all").to_dict("records")
+    compared = layers_against_all(frame).sort_values(["ratio", "all"]).to_dict("records")
 
     def pair(rows: pd.DataFrame) -> str:
         return " / ".join(mean_with_interval(100 * rows[column]) for column in LOSSES)
 
     rows: list[list[str]] = []
     for line in compared:
-        part = frame[frame["method"] == line["method"]]
+        part = frame[(frame["method"] == line["method"]) & (frame["ratio"] == line["ratio"])]
         upper = part[part["layer"] > 0].groupby("sequence_id")[list(LOSSES)].mean()
         best = line["best_layer"]
         cells = [pair(part[part["layer"].isna()]), pair(part[part["layer"] == 0]), pair(upper)]
         cells += [f"{pair(part[part['layer'] == best])} (layer {best})"]
         ahead = f"{line['layers_ahead']} of {line['n_layers']}"
-        method = f"{TITLES[line['method']]} ({line['n']})"
-        rows.append([method, *cells, ahead, power(line["p_value"])])
+        named = [f"{100 * line['ratio']:g} %", f"{TITLES[line['method']]} ({line['n']})"]
+        rows.append([*named, *cells, ahead, power(line["p_value"])])
     of_one = ("layer 0", "mean of the others", "the best of them")
-    return markdown(["method (texts)", "all layers", *of_one, "erase as much as all", "p"], rows)
+    last = ("erase as much as all", "p")
+    return markdown(["share", "method (texts)", "all layers", *of_one, *last], rows)
 
 
 def third_table() -> str:
