@@ -1044,6 +1044,9 @@ GPU_COSTS = {
 TABLES: dict[str, Callable[[], str]] = {
     "agreement": agreement_table,
     "paper-recited-smollm2": lambda: paper_tables.recited_table(SMOLLM2),
+    "paper-recited-gemma": lambda: paper_tables.recited_table(GEMMA),
+    "paper-before-gemma": lambda: paper_tables.before_table(GEMMA),
+    "paper-texts-gemma": lambda: paper_tables.texts_table(GEMMA, PAPER_TEXTS),
     "paper-before-smollm2": lambda: paper_tables.before_table(SMOLLM2),
     "paper-texts-smollm2": lambda: paper_tables.texts_table(SMOLLM2, PAPER_TEXTS),
     "paper-counts-smollm2": lambda: prices_of(
