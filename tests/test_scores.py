@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tl_localize import AttentionHeads, MLPNeurons, NeuronScores, NeuronSet
-from tl_localize.scores import rounded_down
+from tl_localize.scores import least_share, rounded_down
 
 SCORES = NeuronScores(torch.tensor([[0.1, 0.9, 0.5, 0.3], [4.0, 1.0, 3.0, 2.0]]), "toy", "s0")
 SHAPES = st.tuples(st.integers(1, 4), st.integers(1, 5))
@@ -266,3 +266,8 @@ def test_plot_shows_the_highest_scores_of_each_layer_and_the_range_of_the_others
     (line,) = ax.get_lines()
     assert line.get_xydata().tolist() == [[1, score] for score in range(23, 13, -1)]
     assert ax.collections[0].get_segments()[0].tolist() == [[1, 12], [1, 13]]
+
+
+def test_the_least_ratio_that_an_error_names_selects_one():
+    for n in range(1, 5000):
+        assert rounded_down(float(least_share(n)), n) == 1

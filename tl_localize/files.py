@@ -90,7 +90,7 @@ def write_whole(
         raise OSError(
             error.errno,
             f"folder must be there and have room for new files, got {error.strerror!r}. Mend that "
-            "and give the same command: what is done is kept",
+            "and give the same command: a results folder keeps what is done",
             str(path),
         ) from error
     finally:
@@ -253,8 +253,7 @@ def _writing_in(folder: str | Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise ValueError(
-            f"folder must be writable, got {str(folder)!r} ({error.strerror}). Choose another one "
-            "with --out."
+            f"folder must be writable, got {str(folder)!r} ({error.strerror}). Choose another one."
         ) from error
 
 

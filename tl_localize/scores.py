@@ -33,6 +33,16 @@ def rounded_down(ratio: Real, n: int) -> int:
     return math.floor(round(ratio * n, 6))
 
 
+def least_share(n: int) -> str:
+    """The least ratio of n that is one of them, to two digits and never below it.
+
+    >>> least_share(1536), least_share(10)
+    ('0.00066', '0.1')
+    """
+    scale = 10 ** (1 - math.floor(math.log10(1 / n)))
+    return f"{math.ceil(scale / n) / scale:g}"
+
+
 @dataclass(frozen=True, eq=False)
 class NeuronSet(Saved):
     """A set of neurons.
@@ -361,7 +371,7 @@ class NeuronScores(Saved):
             name, given = ("ratio", ratio) if ratio else ("count", count)
             raise ValueError(
                 f"{name} must select 1 to {n} {self.units.name}, got {given}. The least ratio is "
-                f"{1 / n:.2g}."
+                f"{least_share(n)}."
             )
         best = pool.argsort(dim=-1, descending=True, stable=True)[:, :count]
         chosen = torch.zeros(pool.shape, dtype=torch.bool).scatter_(-1, best, True)

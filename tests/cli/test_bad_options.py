@@ -11,7 +11,7 @@ BAD = ["", "\udcff", "nan", "-1", "\x00"]
 # as of del
 SHARED = {"model", "device", "dtype", "units", "set", "out", "ray", "shard", "seed", "key", "id"}
 SHARED |= {"category", "general", "methods", "settings", "verbose"}
-NAMES = ["localize", "known", "inj", "del", "rev", "tune", "collect", "status", "table"]
+NAMES = ["localize", "known", "erase", "inj", "del", "rev", "tune", "collect", "status", "table"]
 
 
 class Reached(Exception):
@@ -45,7 +45,7 @@ def test_a_value_that_an_option_can_not_take_is_an_error_and_no_traceback(
     monkeypatch.setattr("tl_localize.model.loading.load_model", reached)
     monkeypatch.chdir(tmp_path)
     others = {"out": str(tmp_path / "out")} if name in ("inj", "del", "collect", "tune") else {}
-    others |= {"example": "quotes-056"} if name == "localize" else {}
+    others |= {"example": "quotes-056"} if name in ("localize", "erase") else {}
     rest = [part for key, text in others.items() if key != option for part in (f"--{key}", text)]
     for value in BAD:
         given = [f"--{option}", value] if option else [value]
@@ -61,3 +61,27 @@ def test_every_command_has_options_that_are_tried():
     assert {"max-others-lost", "n-prefix", "shard", "limit"} <= set(options_of("del"))
     assert "before" in options_of("rev")
     assert options_of("status") == [""]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "erase --example primes --n-prefix 4",
+        "erase --example primes --key body",
+        "inj --key body",
+        "known --id name",
+        "del --n-suffix 3",
+        "rev --category kind",
+        "tune --method slimming --n-prefix 3",
+    ],
+)
+def test_an_option_of_the_data_needs_the_data(given, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    option = given.split("--")[-1].split()[0]
+    result = invoke(f"{given} --model nosuch")
+    assert result.exit_code == 2 and f"{option} must be given with --data" in result.stderr
+
+
+def test_distractors_are_of_inj_alone():
+    result = invoke("tune --method slimming --benchmark del --distractors 3 --model nosuch")
+    assert result.exit_code == 2 and "distractors must be left out" in result.stderr

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from torch.nn.functional import cross_entropy
 
 from tl_localize import (
@@ -335,13 +336,16 @@ def test_the_folder_is_the_edited_model_for_transformers_and_can_be_undone(
     assert "12 rows of W_out in layers 1 to 1" in card and "recited, teacher-forced" in card
 
 
-def test_a_full_disk_leaves_nothing(model, texts, how, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "error", [OSError(28, "No space left on device"), SafetensorError("No space left on device")]
+)
+def test_a_full_disk_leaves_nothing(model, texts, how, tmp_path, monkeypatch, error):
     from transformers import GPT2LMHeadModel
 
     def full(self, folder):
         folder.mkdir()
         (folder / "part").write_text("half")
-        raise OSError(28, "No space left on device")
+        raise error
 
     erasure = erase(model, texts[0], max_steps=2, **how)
     monkeypatch.setattr(GPT2LMHeadModel, "save_pretrained", full)

@@ -114,6 +114,26 @@ def test_a_model_without_a_tokenizer_takes_token_ids(erase, tmp_path, trained_di
     assert load_model(out, "cpu").tokenizer is None
 
 
+def test_general_text_of_a_collection_is_that_of_the_erasure(erase, tmp_path, monkeypatch):
+    from tl_localize.erasure.erase import erase as right
+
+    given = []
+
+    def spy(*arguments, general_tokens, **settings):
+        given.append(general_tokens)
+        return right(*arguments, general_tokens=general_tokens, **settings)
+
+    general = torch.randint(1, 256, (6, 10), generator=torch.Generator().manual_seed(4))
+    np.save(tmp_path / "general.npy", general.numpy())
+    monkeypatch.setattr("tl_localize.cli.erasing.erase", spy)
+    monkeypatch.setattr(
+        "tl_localize.cli.erasing.collected_text", lambda folder: tmp_path / "general.npy"
+    )
+    result = erase(f"{erase.data} {FREE} --max-steps 1")
+    assert result.exit_code == 0, result.output
+    assert torch.equal(given[0], general)
+
+
 def test_a_folder_with_files_is_refused_before_the_model_is_loaded(tmp_path):
     (tmp_path / "mine").write_text("mine")
     result = invoke("erase --example primes --model nosuch --out", tmp_path)

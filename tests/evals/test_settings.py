@@ -5,6 +5,8 @@ import torch
 
 from tl_localize import HardConcrete, Slimming
 from tl_localize.evals.settings import (
+    GENERAL,
+    collected_text,
     del_data,
     del_methods,
     del_ratios,
@@ -15,7 +17,7 @@ from tl_localize.evals.settings import (
 )
 from tl_localize.files import save_tensors
 from tl_localize.paper import paper_model, paper_settings, settings_source
-from tl_localize.texts.readers import Data
+from tl_localize.texts.readers import COLLECTED, Data
 
 
 def test_paper_settings_make_valid_methods():
@@ -108,3 +110,11 @@ def test_general_text_is_docstrings_unless_it_is_named(gpt2_like, monkeypatch, t
         assert len(found) == 4 and n_dev == 1
         assert torch.equal(torch.as_tensor(text), expected)
         assert torch.equal(torch.as_tensor(read_general_text(gpt2_like, path)), expected)
+
+
+def test_general_text_of_a_collection_lies_in_its_folder(tmp_path):
+    assert collected_text(None) is None and collected_text(tmp_path) is None
+    (tmp_path / GENERAL).touch()
+    assert collected_text(tmp_path) is None
+    (tmp_path / COLLECTED).touch()
+    assert collected_text(tmp_path) == tmp_path / GENERAL

@@ -10,6 +10,7 @@ import pytest
 from tl_localize import HardConcrete, Slimming
 from tl_localize.evals import DelResults, InjResults
 from tl_localize.evals.settings import make_methods
+from tl_localize.evals.shared import NOT_DONE
 from tl_localize.evals.tuning import expand, rank, read_settings, write_settings
 from tl_localize.files import identity
 
@@ -122,3 +123,16 @@ def test_read_settings_names_the_nearest_of_an_unknown_setting(tmp_path):
     (tmp_path / "x.json").write_text(json.dumps({"settings": {"slimming": {"step": 3}}}))
     with pytest.raises(ValueError, match="Did you mean steps"):
         read_settings(tmp_path / "x.json")
+
+
+def test_a_setting_that_failed_on_a_sequence_is_not_ranked(results):
+    waits, failed, _ = METHODS
+    missing = pd.DataFrame(
+        [
+            {"method": failed, "part": "0", "scope": "0.1", "reason": "out of memory"},
+            {"method": waits, "part": "1", "scope": "0.1", "reason": NOT_DONE},
+        ]
+    )
+    assert steps_of(rank(replace(results, missing=missing), 0.1)) == [30, 10]
+    elsewhere = replace(results, missing=missing.assign(scope="0.2"))
+    assert steps_of(rank(elsewhere, 0.1)) == [20, 30, 10]

@@ -16,13 +16,24 @@ import torch
 from folders import Counted, files_of, leftovers, spoil
 from kill import forked, kill_until, log_writes
 
-from tl_localize import Activations
+from tl_localize import METHODS, Activations, Localizer
 from tl_localize.evals.ablation import AblationMeter
 from tl_localize.execution import Store, status
 from tl_localize.execution.run import BarCounter
 from tl_localize.injection import training
 from tl_localize.model.environment import fingerprint
 from tl_localize.model.forward import is_bridge
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneByOne(Localizer):
+    """A user's method of one sequence."""
+
+    name = "own"
+
+    def attribute(self, neurons, sequence):
+        return torch.ones(neurons.size)
+
 
 NEEDS_FORK = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
@@ -399,6 +410,27 @@ def test_run_ends_when_the_device_is_gone(inj, run, tmp_path, monkeypatch):
     assert not Store(tmp_path / "run").failures()
 
 
+@pytest.mark.parametrize("name", ["zero_out", "integrated_gradients", "own"])
+def test_a_text_is_kept_as_soon_as_it_is_scored(deletion, run, tmp_path, monkeypatch, name):
+    """By a method that scores one text after the other."""
+    kind = OneByOne if name == "own" else METHODS[name]
+    score, asked = ("attribute" if name == "own" else "_score"), []
+    right = getattr(kind, score)
+
+    def interrupted(self, neurons, sequence, *report):
+        asked.append(sequence.id)
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+        return right(self, neurons, sequence, *report)
+
+    monkeypatch.setattr(kind, score, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(deletion, [kind()])
+    assert len(list((tmp_path / "run/steps/scores").glob("[!.]*"))) == 2
+    run(deletion, [kind()])
+    assert len(asked) == 4 and asked[2] == asked[3]
+
+
 @pytest.mark.parametrize("which", ["inj", "deletion", "rev"])
 def test_interrupted_run_goes_on_where_it_was(
     which,
@@ -548,7 +580,7 @@ def test_full_disk_ends_the_run_and_loses_nothing(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
-        with pytest.raises(OSError, match=r"have room.*what is done is kept"):
+        with pytest.raises(OSError, match=r"have room.*keeps what is done"):
             run(benchmark, methods)
     assert len(calls) == n_writes + 1
     assert leftovers(tmp_path / "run") == []

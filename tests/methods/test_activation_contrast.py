@@ -6,7 +6,7 @@ from functools import wraps
 import pytest
 import torch
 
-from tl_localize import ActivationContrast, Attribution, MemorizedSequence
+from tl_localize import ActivationContrast, Attribution, MemorizedSequence, SelectivePruning
 from tl_localize.methods import activation_contrast, contrast
 
 
@@ -120,3 +120,12 @@ def test_a_list_needs_another_text(gpt2_like, texts):
     sequence = MemorizedSequence(torch.tensor([1, 2, 3]), 1)
     with pytest.raises(ValueError, match="texts"):
         ActivationContrast(texts=texts or ((1, 2, 3),))(gpt2_like, sequence)
+
+
+@pytest.mark.parametrize("method", [ActivationContrast, SelectivePruning])
+def test_a_longer_text_that_holds_the_scored_one_is_left_out(gpt2_like, texts, method):
+    sequence, other, _ = texts
+    longer = (3, *sequence.tokens.tolist(), 4)
+    others = (tuple(other.tokens.tolist()),)
+    found = method(texts=(longer, *others))(gpt2_like, sequence)
+    torch.testing.assert_close(found.values, method(texts=others)(gpt2_like, sequence).values)

@@ -273,3 +273,12 @@ def test_settings_out_of_their_range_are_refused(name, settings, message):
 def test_a_first_layer_beyond_the_model_is_refused(gpt2_like, sequence, name):
     with pytest.raises(ValueError, match="first_layer must be below 2, the number"):
         short(name, first_layer=2)(gpt2_like, sequence)
+
+
+@pytest.mark.parametrize("name", UNLEARNED)
+def test_a_mask_does_not_keep_a_longer_text_that_holds_its_own(gpt2_like, name):
+    sequence, *others = GENERAL
+    longer = (3, *sequence.tokens.tolist(), 4)
+    kept = tuple(tuple(text.tokens.tolist()) for text in others)
+    found = short(name, texts=(longer, *kept))(gpt2_like, sequence)
+    torch.testing.assert_close(found.values, short(name, texts=kept)(gpt2_like, sequence).values)

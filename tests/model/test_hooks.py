@@ -5,7 +5,8 @@ weight of the change is left. Blocks may end in any order, and hooks of the user
 import copy
 import os
 import signal
-from contextlib import ExitStack
+import sys
+from contextlib import ExitStack, suppress
 from itertools import cycle, permutations
 
 import pytest
@@ -14,6 +15,7 @@ from rivals import SHORT_RIVALS
 
 from tl_localize import METHODS, Injection, MemorizedSequence, NeuronSet, Recipe, inject, learn
 from tl_localize.files import digest
+from tl_localize.injection.injected import rows_replaced
 from tl_localize.model.neurons import NeuronView
 
 SHORT = SHORT_RIVALS | {
@@ -296,3 +298,30 @@ def test_block_of_the_user_is_there_while_a_method_runs(gpt2_like):
         assert torch.equal(method(gpt2_like, sequence).values, ablated)
     assert not torch.equal(ablated, clean)
     assert torch.equal(method(gpt2_like, sequence).values, clean)
+
+
+def test_an_interrupt_between_the_ends_of_two_changes_waits(gpt2_like, unchanged):
+    """At each line of what undoes one change after the other."""
+    lines = [ExitStack.close.__code__, ExitStack.__exit__.__code__]
+    neurons = NeuronSet(torch.ones(2, gpt2_like.cfg.d_mlp, dtype=torch.bool))
+    rows = torch.zeros(len(neurons), gpt2_like.cfg.d_model)
+    check = unchanged(gpt2_like)
+    calls, number = [None], 0
+    while len(calls) > number:
+        number += 1
+        hook, calls = at_call(number, press_ctrl_c)
+
+        def trace(frame, event, _, hook=hook):
+            if frame.f_code in lines and event == "line":
+                hook()
+            return trace
+
+        before = sys.gettrace()
+        with suppress(KeyboardInterrupt):
+            with neurons.dropped_out(gpt2_like), rows_replaced(gpt2_like, neurons, rows):
+                sys.settrace(trace)
+            sys.settrace(before)
+        sys.settrace(before)
+        assert not any(point.fwd_hooks for point in gpt2_like.hook_dict.values()), number
+        check()
+    assert number > 10

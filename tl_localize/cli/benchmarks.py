@@ -79,7 +79,7 @@ def run_inj(options: InjOptions) -> None:
     say_screen(method for of_ratio in methods.values() for method in of_ratio)
     name = options.model.model
     say_source(settings_source(name, "inj"), units)
-    data = options.columns.open(options.data) if options.data else None
+    data = options.columns.read(options.data)
     others = f"distractors-{options.distractors}" if options.distractors else ""
     folder = folder_of(options.run, "inj", name, units.name, others)
     model = options.model.load()
@@ -231,7 +231,7 @@ def run_rev(options: RevOptions) -> None:
     methods = rev_methods(options.methods, units)
     say_screen(methods)
     ratios = options.ratio or (RevBenchmark.ratios if units == NEURONS else presets.REV_HEAD_RATIOS)
-    data = options.columns.open(options.data) if options.data else None
+    data = options.columns.read(options.data)
     earlier = options.before or ""
     if earlier and data is None and not is_reference(name):
         raise ValueError(
@@ -247,8 +247,8 @@ def run_rev(options: RevOptions) -> None:
     else:
         sequences = list(data.sequences(model)) if data else reference_sequences(model)
     recipe = RECIPES[options.recipe]
-    if options.general:
-        general = read_tokens(options.general)
+    if text := options.general or presets.collected_text(options.data):
+        general = read_tokens(text)
     else:
         general = held_out_tokens(model)[: None if recipe.general else N_GENERAL]
     benchmark = RevBenchmark(
@@ -295,6 +295,11 @@ def run_tune(options: TuneOptions) -> None:
         raise ValueError(
             f"n_dev must be left out with --benchmark inj, got {options.texts.n_dev}. INJ has "
             f"{N_DEV} dev sentences."
+        )
+    if options.benchmark == "del" and options.distractors:
+        raise ValueError(
+            f"distractors must be left out with --benchmark del, got {options.distractors}. They "
+            "are of INJ."
         )
     methods = candidates(options, ratio, units)
     say_source(settings_source(name, options.benchmark), units)

@@ -12,7 +12,7 @@ from tl_localize.cli.pages import about_command, write_page
 from tl_localize.erasure import Erasure, erase
 from tl_localize.erasure.directory import check_new_folder
 from tl_localize.erasure.erase import DEFAULT_METHODS
-from tl_localize.evals.settings import make_methods
+from tl_localize.evals.settings import collected_text, make_methods
 from tl_localize.evals.shared import reporter
 from tl_localize.execution import Steps
 from tl_localize.execution.run import show_progress
@@ -42,7 +42,7 @@ def erase_texts(options: EraseOptions) -> None:
     others = None
     if options.others:
         others = list(Data(source=options.others).sequences(model, third_of_short=True))
-    general = read_tokens(options.general) if options.general else None
+    general = options.general or collected_text(options.texts.data)
     steps = Steps()  # in memory: it has the bar of runs
     with show_progress(steps, 1, True):
         erasure = erase(
@@ -51,7 +51,7 @@ def erase_texts(options: EraseOptions) -> None:
             edit=options.edit,
             method=method,
             others=others,
-            general_tokens=general,
+            general_tokens=read_tokens(general) if general else None,
             share=options.share,
             max_recited=options.max_recited,
             max_others_lost=options.max_others_lost,
@@ -100,6 +100,7 @@ def read_method(options: EraseOptions) -> Localizer | None:
 def check_options(options: EraseOptions) -> None:
     """Raise ValueError where an option is wrong; no model is loaded."""
     check_ratio("share", options.share)
+    options.texts.read()
     data = {"--data": options.texts.data is not None}
     check_one_text(options.model.model, options.example, options.prefix, options.suffix, data)
     if options.out:
@@ -129,7 +130,8 @@ def show_erasure(erasure: Erasure) -> None:
     show(changes_by_layer(erasure), "What was changed, by layer:")
     show(erasure.table(), "Before and after:")
     if missed := say_missed(erasure):
-        say(f"{missed} Allow a higher price, more --max-steps or another --share.")
+        more = "" if settings["edit"] == "ablate" else ", more --max-steps or another --share"
+        say(f"{missed} Allow a higher price{more}.")
 
 
 def say_missed(erasure: Erasure) -> str:

@@ -43,7 +43,7 @@ def show_known(options: KnownOptions) -> None:
     check_between(0, 1, min_accuracy=options.min_accuracy)
     if options.out:
         check_out_file(options.out, ".jsonl")
-    data = options.columns.open(options.data) if options.data else None
+    data = options.columns.read(options.data)
     model = options.model.load()
     found = known(model, options.min_accuracy, data)
     shown = found.frame.set_index("id").round({"accuracy": 2})

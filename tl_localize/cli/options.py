@@ -86,6 +86,22 @@ class ColumnOptions:
     id: Annotated[str, Parameter(help="Column of the sequences' ids. Default: id.")] = ""
     category: Annotated[str, Parameter(help="Column of their categories. Default: category.")] = ""
 
+    def read(
+        self, path: Path | None, n_prefix: int | str | None = None, n_suffix: int | None = None
+    ) -> "Data | None":
+        """The data of a path, if one is given; ValueError where options of it are given alone."""
+        if path:
+            return self.open(path, n_prefix, n_suffix)
+        given = {"key": self.key, "id": self.id, "category": self.category}
+        given |= {"n-prefix": n_prefix, "n-suffix": n_suffix}
+        for option, value in given.items():
+            if value not in ("", None):
+                raise ValueError(
+                    f"{option} must be given with --data, got {value!r} alone. Leave it out, or "
+                    "name the data."
+                )
+        return None
+
     def open(
         self, path: Path, n_prefix: int | str | None = None, n_suffix: int | None = None
     ) -> "Data":
@@ -136,9 +152,7 @@ class SequenceOptions:
 
     def read(self) -> "Data | None":
         """The user's data, where a path is given."""
-        if self.data is None:
-            return None
-        return self.columns.open(self.data, self.n_prefix, self.n_suffix)
+        return self.columns.read(self.data, self.n_prefix, self.n_suffix)
 
 
 General = Annotated[

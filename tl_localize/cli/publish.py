@@ -14,7 +14,7 @@ from tl_localize.drawing import FIGURES_NEED, has_matplotlib
 from tl_localize.evals.deletion.results import DelResults
 from tl_localize.evals.inj.results import InjResults
 from tl_localize.evals.shared import NOT_DONE
-from tl_localize.evals.tuning import rank, ranking_table, write_settings
+from tl_localize.evals.tuning import failed_at, rank, ranking_table, write_settings
 from tl_localize.execution import Status, Store, status
 from tl_localize.files import refuse_unreadable, write_json, write_text
 from tl_localize.report.pages import PageFigure, PageTable, Shown
@@ -49,8 +49,9 @@ def conclude(store: Store, *, interrupted: bool = False, part: bool = False) -> 
     n_missing = int(state.frame["missing"].sum())
     if state.frame["not_converged"].sum():
         say(
-            "Some injections did NOT converge and are left out of the means; another --ratio, "
-            "--max-steps or --learning-rate may help, in REV another --recipe or fewer --sentences."
+            "Some injections did NOT converge, and are left out of the means where others did; "
+            "another --ratio, --max-steps or --learning-rate may help, in REV another --recipe or "
+            "fewer --sentences."
         )
     if n_missing:
         who = "the same command computes"
@@ -156,9 +157,8 @@ def publish_ranking(report: Report, benchmark: str, folder: Path) -> str:
     write_text(folder / "frame.csv", results.frame.to_csv(index=False))
     missing = results.missing[results.missing["scope"] == f"{ratio:g}"]
     n_missing = int(missing["reason"].eq(NOT_DONE).sum())
-    failed = missing.loc[missing["reason"].ne(NOT_DONE), "method"].unique()
-    whole = results.frame[~results.frame["method"].isin(failed)]
-    ranking = rank(type(results)(whole, results.settings, missing), ratio)
+    failed = failed_at(results, ratio)
+    ranking = rank(results, ratio)
     again = "the same command measures what is missing, or the one that was broken off."
     if len(failed):
         say(f"{quantity(len(failed), 'setting')} FAILED on a text and can't be ranked.")
@@ -183,7 +183,8 @@ def publish_ranking(report: Report, benchmark: str, folder: Path) -> str:
     ranking = without_layers(ranking)
     for name, settings in write_settings(ranking, folder / BEST, caption).items():
         print(f"\nBest {name}: {settings}")
-    return f"{command(benchmark, '--settings', folder / BEST)}, with the model and the data."
+    same = "with the model, --data and --units of this search"
+    return f"{command(benchmark, '--settings', folder / BEST)}, {same}."
 
 
 def without_layers(ranking: pd.DataFrame) -> pd.DataFrame:

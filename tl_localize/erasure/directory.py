@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from tl_localize.erasure.row_edit import RowEdit
@@ -60,6 +61,11 @@ def write_directory(
                 os.replace(file, folder / file.name)
         else:
             os.replace(temporary, folder)
+    except SafetensorError as error:  # what it makes of an OSError
+        raise OSError(
+            f"folder must have room for the model, got {str(folder)!r}: {error}. Make room, or "
+            "choose another one."
+        ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

@@ -41,7 +41,7 @@ from tl_localize.model.environment import about_model, environment
 from tl_localize.model.loading import source_of_model
 from tl_localize.model.memory import TextReport, as_text_report, rows_that_fit, work_in_batches
 from tl_localize.model.neurons import LanguageModel, NeuronView
-from tl_localize.scores import NeuronScores, NeuronSet
+from tl_localize.scores import NeuronScores, NeuronSet, least_share
 from tl_localize.sequences import (
     MemorizedSequence,
     SequenceBatch,
@@ -238,7 +238,7 @@ def check_share(view: NeuronView, share: Real) -> None:
     if not round(n * share):
         raise ValueError(
             f"share must select 1 to {n} {view.units.name} of a layer, got {share}. The least "
-            f"share is {1 / n:.2g}."
+            f"share is {least_share(n)}."
         )
 
 

@@ -252,10 +252,15 @@ def del_data(
     """
     if data.path and (data.path / COLLECTED).is_file():
         n_dev = Collection.load(data.path).n_dev
-        kept = data.path / GENERAL
-        if general is None and kept.is_file():
-            general = kept
+    general = general or collected_text(data.path)
     return list(data.sequences(model)), n_dev, read_general_text(model, general)
+
+
+def collected_text(folder: Path | None) -> Path | None:
+    """The general text of a collection's folder; None of other data."""
+    if folder and (folder / COLLECTED).is_file() and (folder / GENERAL).is_file():
+        return folder / GENERAL
+    return None
 
 
 def read_general_text(model: LanguageModel, path: Path | None) -> Integer[Tensor, "sequence pos"]:

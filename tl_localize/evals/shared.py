@@ -6,7 +6,7 @@ import logging
 import time
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -19,9 +19,10 @@ from tl_localize.execution.store import Json, Row, Steps, describe, ends_the_run
 from tl_localize.files import Saved, prepare_folder, write_json, write_text
 from tl_localize.methods import RandomBaseline, RowNorm
 from tl_localize.methods.base import Localizer, Method, check_scores, label_methods
+from tl_localize.methods.general_text import WithGeneralText
 from tl_localize.model.neurons import LanguageModel, NeuronView
 from tl_localize.scores import NeuronScores
-from tl_localize.sequences import MemorizedSequence
+from tl_localize.sequences import MemorizedSequence, share_text
 from tl_localize.stats import html_table
 from tl_localize.units import Units
 
@@ -58,6 +59,19 @@ def with_controls(
                 "otherwise."
             )
     return labelled | missing
+
+
+def check_texts(methods: Mapping[str, Method], measured: Sequence[MemorizedSequence]) -> None:
+    """Raise ValueError where a method is given a text that others are measured by: it would spare
+    what it has seen.
+    """
+    for label, method in methods.items():
+        for text in method.given if isinstance(method, WithGeneralText) else ():
+            if any(share_text(text, sequence) for sequence in measured):
+                raise ValueError(
+                    f"texts of {label!r} must share no 13 tokens with a text of the benchmark, got "
+                    f"{text.id}. Leave it out, or the text of the benchmark."
+                )
 
 
 def at_first_layer(label: str, method: Method, first_layer: int) -> Method:
@@ -160,7 +174,7 @@ def score(
     about["version"] = getattr(method, "version", 0)
     inputs = [{**about, "sequence": sequence.fingerprint} for sequence in sequences]
 
-    def compute(missing: list[int]) -> list[Scored | Exception]:
+    def compute(missing: list[int]) -> Iterable[Scored | Exception]:
         return score_now(method, model, [sequences[i] for i in missing], steps, units)
 
     found: list[Scored | Exception] = []
@@ -179,31 +193,38 @@ def score_now(
     sequences: Sequence[MemorizedSequence],
     steps: Steps,
     units: Units,
-) -> list[Scored | Exception]:
-    """``score`` without a look at what is remembered. Where sequences can't be scored together,
-    each is scored alone.
+) -> Iterator[Scored | Exception]:
+    """``score`` without a look at what is remembered. Each sequence is scored alone, and given as
+    soon as it is, where the method gains nothing from several, or can't take them.
     """
     neurons = NeuronView(model, units)
     started = time.perf_counter()
     name = getattr(method, "name", type(method).__name__)
-    found: list[NeuronScores | Exception] = []
-    if len(sequences) > 1:
+    if len(sequences) > 1 and takes_several(method):
         what = f"{name} on {sequences[0].id} and {len(sequences) - 1} others"
         try:
-            found += scores_by(method, neurons, sequences, reporter(steps, what))
+            found = scores_by(method, neurons, sequences, reporter(steps, what))
         except Exception as error:
             if ends_the_run(error):
                 raise
             LOG.warning("%s: each is scored alone after %s", what, type(error).__name__)
-            found.clear()
-    if not found:
-        for sequence in sequences:
-            report = reporter(steps, f"{name} on {sequence.id}")
-            found.append(score_alone(method, neurons, sequence, report))
-    seconds = (time.perf_counter() - started) / len(sequences)
-    return [
-        Scored(result, seconds) if isinstance(result, NeuronScores) else result for result in found
-    ]
+        else:
+            seconds = (time.perf_counter() - started) / len(sequences)
+            yield from (Scored(scores, seconds) for scores in found)
+            return
+    for sequence in sequences:
+        started = time.perf_counter()
+        report = reporter(steps, f"{name} on {sequence.id}")
+        result = score_alone(method, neurons, sequence, report)
+        seconds = time.perf_counter() - started
+        yield Scored(result, seconds) if isinstance(result, NeuronScores) else result
+
+
+def takes_several(method: Method) -> bool:
+    """Whether a method is faster on several sequences than on one after the other."""
+    if not isinstance(method, Localizer):
+        return hasattr(method, "map")
+    return method.batched and type(method).attribute_batch is not Localizer.attribute_batch
 
 
 def score_alone(

@@ -14,6 +14,7 @@ from tl_localize.checks import Real
 from tl_localize.evals.deletion.results import DelResults
 from tl_localize.evals.inj.results import InjResults
 from tl_localize.evals.settings import default_settings, make_method
+from tl_localize.evals.shared import NOT_DONE
 from tl_localize.execution.store import Json
 from tl_localize.files import refuse_unreadable, write_json
 from tl_localize.methods import METHODS, Localizer, RandomBaseline, RowNorm
@@ -43,14 +44,16 @@ def rank(results: InjResults | DelResults, ratio: Real) -> pd.DataFrame:
     sequence, which has no other.
 
     Returns:
-        One row per setting: method, settings, score. Empty where nothing is measured at this ratio.
+        One row per setting: method, settings, score; none of a setting that failed on a sequence.
+        Empty where nothing is measured at this ratio.
 
     >>> benchmark = InjBenchmark(model, few[:1], ratio=0.02)
     >>> ranking = rank(benchmark.run(expand("slimming", {"steps": [1, 9]})), 0.02)
     >>> [settings["steps"] for settings in ranking["settings"]]
     [9, 1]
     """
-    frame = results.frame
+    failed = failed_at(results, ratio)
+    frame = results.frame[~results.frame["method"].isin(failed)]
     if isinstance(results, InjResults):
         used = frame[(frame["injection_ratio"] == ratio) & frame["converged"]]
         scores = used["recall"]
@@ -69,6 +72,14 @@ def rank(results: InjResults | DelResults, ratio: Real) -> pd.DataFrame:
             rows[label] = {"method": name, "settings": settings, "score": means[label]}
     ranking = pd.DataFrame(list(rows.values()), columns=["method", "settings", "score"])
     return ranking.sort_values("score", ascending=False, kind="stable", ignore_index=True)
+
+
+def failed_at(results: InjResults | DelResults, ratio: Real) -> list[str]:
+    """The methods that failed on a sequence at this ratio, so that their mean is of easier ones."""
+    failed = results.missing
+    if len(failed):  # results of one's own frame lack the columns
+        failed = failed[(failed["scope"] == f"{float(ratio):g}") & failed["reason"].ne(NOT_DONE)]
+    return [] if failed.empty else list(failed["method"].unique())
 
 
 def ranking_table(ranking: pd.DataFrame) -> pd.DataFrame:

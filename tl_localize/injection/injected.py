@@ -4,7 +4,7 @@ disk.
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,9 +14,9 @@ from torch import Tensor
 
 from tl_localize.checks import check_ratio, check_seed
 from tl_localize.files import Saved
-from tl_localize.model.hooks import replaced
+from tl_localize.model.hooks import replaced, undone_together
 from tl_localize.model.neurons import LanguageModel, NeuronView
-from tl_localize.scores import NeuronSet, rounded_down
+from tl_localize.scores import NeuronSet, least_share, rounded_down
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +94,7 @@ def rows_replaced(
             f"{n_rows} of them in the set. Apply trained rows to the model they were made in."
         )
     start = 0
-    with ExitStack() as stack:
+    with undone_together() as stack:
         for layer, chosen in enumerate(view.row_mask(mask)):
             index = chosen.nonzero().flatten().to(view.device)
             stack.enter_context(
@@ -139,7 +139,7 @@ class JointInjection(Saved):
         Raises:
             ValueError: The rows belong to a model of another shape.
         """
-        with ExitStack() as stack:
+        with undone_together() as stack:
             for injection in self.injections:
                 stack.enter_context(injection.applied(model))
             yield
@@ -167,7 +167,8 @@ def draw_sets(view: NeuronView, ratio: float, seed: int, n_sets: int) -> list[Ne
     if not 0 < n_sets * size <= n:
         raise ValueError(
             f"ratio must select at least one of {n} {view.units.name} and leave room for {n_sets} "
-            f"disjoint sets, got {ratio!r}, which selects {size}. Use {1 / n:.2g} to 1/{n_sets}."
+            f"disjoint sets, got {ratio!r}, which selects {size}. Use {least_share(n)} to "
+            f"1/{n_sets}."
         )
     order = np.random.RandomState(seed).permutation(n)
     sets: list[NeuronSet] = []

@@ -3,7 +3,7 @@ are exchanged between the model before and the model after.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ from tl_localize.files import Saved
 from tl_localize.injection.training import check_finite, step_text
 from tl_localize.metrics import batch_loss
 from tl_localize.model.forward import graph_dropped
-from tl_localize.model.hooks import interrupt_waits, put, replaced
+from tl_localize.model.hooks import interrupt_waits, put, replaced, undone_together
 from tl_localize.model.memory import as_text_report
 from tl_localize.model.neurons import LanguageModel, NeuronView, model_name
 from tl_localize.sequences import MemorizedSequence, SequenceBatch, check_sequences
@@ -238,7 +238,7 @@ def assigned(model: LanguageModel, weights: Weights) -> Iterator[None]:
                 "weights must have names and shapes of the model's parameters, got "
                 f"{name!r} of shape {tuple(value.shape)}. See model.named_parameters()."
             )
-    with ExitStack() as stack:
+    with undone_together() as stack:
         for name, value in weights.items():
             stack.enter_context(replaced(parameters[name], ..., value))
         yield
@@ -286,7 +286,7 @@ def units_replaced(
     True
     """
 
-    with ExitStack() as stack:
+    with undone_together() as stack:
         for layer in chosen.any(1).nonzero().flatten().tolist():
             index = chosen[layer].nonzero().flatten().to(view.device)
             for weight, value in zip(unit_weights(view, layer), values[layer], strict=True):

@@ -35,7 +35,8 @@ class Localizer(ABC):
     Either may return NeuronScores, where some scores are estimates. A subclass with settings checks
     them in ``__post_init__``. ``name`` is the method's name in results, ``title`` its name in
     tables and figures (the name unless given). ``version`` goes up when the method's numbers
-    change.
+    change; ``batched`` is False where several sequences take as long as one after the other: a
+    benchmark then keeps each as soon as it is scored.
 
     Args:
         units: what is scored: the neurons of the MLPs, or for example ``AttentionHeads()``.
@@ -58,6 +59,7 @@ class Localizer(ABC):
     name: ClassVar[str]
     title: ClassVar[str] = ""
     version: ClassVar[int] = 1
+    batched: ClassVar[bool] = True
     units: Units = NEURONS
     batch_tokens: int | None = field(default=None, repr=False, compare=False)
 

@@ -1,7 +1,7 @@
 """General text: what methods compare a text with, the same for all of them."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import index
 from typing import ClassVar, SupportsIndex
 
@@ -14,7 +14,7 @@ from tl_localize.methods.base import BatchValues, Localizer
 from tl_localize.methods.contrast import N_DRAWN, measure_once, written_texts
 from tl_localize.model.memory import rows_that_fit, work_in_batches
 from tl_localize.model.neurons import NeuronView
-from tl_localize.sequences import MemorizedSequence, check_sequences, first_tokens
+from tl_localize.sequences import MemorizedSequence, check_sequences, first_tokens, share_text
 
 Measure = Callable[[NeuronView, Sequence[MemorizedSequence]], BatchValues]
 
@@ -26,8 +26,8 @@ class WithGeneralText(Localizer):
 
     Of given texts every token but the first is predicted, of written ones those that greedy
     decoding put there. The beginning-of-text token of models that were trained with one is not the
-    first: it predicts nothing, as in the text that is scored. A given text that is itself scored is
-    left out of its own comparison.
+    first: it predicts nothing, as in the text that is scored. A given text that shares a run of 13
+    tokens with the text that is scored, or holds it, or lies in it, is left out of its comparison.
 
     Args:
         texts: token ids of general text; by default the model writes it, once for a model.
@@ -37,7 +37,7 @@ class WithGeneralText(Localizer):
     (9, 8, 4)
     """
 
-    version = 2
+    version = 3
     n_drawn: ClassVar[int] = N_DRAWN  # first tokens of a written text that count as its prefix
     texts: tuple[tuple[int, ...], ...] = ()
     seed: int = 0
@@ -49,30 +49,37 @@ class WithGeneralText(Localizer):
         if any(len(text) < 2 for text in self.texts):
             raise ValueError("texts must have 2 tokens or more, got a shorter one. Leave it out.")
 
+    @property
+    def given(self) -> list[MemorizedSequence]:
+        """The given texts as sequences, each with its first token as the prefix."""
+        return [
+            MemorizedSequence(torch.tensor(text), 1, f"texts[{i}]")
+            for i, text in enumerate(self.texts)
+        ]
+
     def general_text(self, neurons: NeuronView) -> list[MemorizedSequence]:
         """General text as sequences, whose suffix is what is predicted; ValueError where the model
         cannot read a given one.
         """
         begin = first_tokens(getattr(neurons.model, "tokenizer", None))
 
-        def part(text: Tensor, n_prefix: int, id: str = "") -> MemorizedSequence:
-            if text[: len(begin)].tolist() == begin:
-                n_prefix = max(n_prefix, len(begin) + 1)
-            return MemorizedSequence(text, min(n_prefix, len(text) - 1), id)
+        def after_bos(text: MemorizedSequence) -> MemorizedSequence:
+            if text.tokens[: len(begin)].tolist() != begin:
+                return text
+            n_prefix = max(text.n_prefix, len(begin) + 1)
+            return replace(text, n_prefix=min(n_prefix, len(text) - 1))
 
         if self.texts:
-            given = [
-                part(torch.tensor(text), 1, f"texts[{i}]") for i, text in enumerate(self.texts)
-            ]
-            return check_sequences(neurons.model, given)
-        return [part(text, self.n_drawn) for text in written_texts(neurons, self.seed)]
+            return check_sequences(neurons.model, [after_bos(text) for text in self.given])
+        written = written_texts(neurons, self.seed)
+        prefixes = [min(self.n_drawn, len(text) - 1) for text in written]
+        return [after_bos(MemorizedSequence(*pair)) for pair in zip(written, prefixes, strict=True)]
 
     def other_texts(self, sequence: MemorizedSequence) -> list[int]:
-        """The numbers of the given texts without the one that is scored; ValueError where none is
-        left.
+        """The numbers of the given texts that share nothing with the one that is scored; ValueError
+        where none is left.
         """
-        own = tuple(sequence.tokens.tolist())
-        others = [i for i, text in enumerate(self.texts) if text != own]
+        others = [i for i, text in enumerate(self.given) if not share_text(text, sequence)]
         if not others:
             raise ValueError(
                 "texts must hold another text than the one that is scored, got only that one. "

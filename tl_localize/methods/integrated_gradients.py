@@ -57,6 +57,7 @@ class IntegratedGradients(Localizer):
 
     name = "integrated_gradients"
     title = "Integrated Gradients"
+    batched = False
     steps: int = 20
     rule: Literal["endpoints", "midpoint", "gauss-legendre"] = "endpoints"
 

@@ -50,7 +50,7 @@ class RefinedAttribution(Contrasted):
         seed: of the texts that the model writes.
 
     Returns:
-        [layer neuron]; the final set is ``top_k`` of the share.
+        [layer neuron]; the final set is ``top_k(share, rounding="floor")``.
 
     Raises:
         ValueError: contrast is negative or not finite, or first_layer leaves no layer of the model.

@@ -77,8 +77,8 @@ class UnlearnedMask(WithGeneralText):
     def attribute_batch(
         self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: Report
     ) -> list[Found]:
-        given = set(self.texts)
-        if any(tuple(sequence.tokens.tolist()) in given for sequence in sequences):
+        n_given = len(self.texts)
+        if n_given and any(len(self.other_texts(sequence)) < n_given for sequence in sequences):
             # whose general text is another one for each of them
             return one_by_one(
                 lambda sequence, part: self._train_alone(neurons, sequence, part), sequences, report

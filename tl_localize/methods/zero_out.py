@@ -63,6 +63,7 @@ class ZeroOut(Localizer):
 
     name = "zero_out"
     title = "Zero-Out"
+    batched = False
     screen: float | None = None
     screen_sample: int = 32
     seed: int = 0

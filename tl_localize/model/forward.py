@@ -13,7 +13,7 @@ a word where another one does something else. So what is used of a model proves 
 import inspect
 import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from importlib.metadata import version
 from itertools import chain
@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tl_localize.model.hooks import own_attribute, registered
+from tl_localize.model.hooks import own_attribute, registered, undone_together
 
 Stream = Float[Tensor, "batch pos d_model"]
 # of a Bridge: in which form each block hands the residual stream on
@@ -478,7 +478,7 @@ def _hand_on(handed: Any, *args: Any, **options: Any) -> Any:
 def _cut(model: Any, start: int, resid: Tensor | None, stop: int | None) -> Iterator[None]:
     """Forward passes skip the blocks below ``start``, and end before ``stop``."""
     blocks = list(model.blocks)
-    with ExitStack() as stack:
+    with undone_together() as stack:
         for block in blocks[:start]:
             form = _FORMS[block]
             handed = resid if form is None else type(form)([resid, *form[1:]])

@@ -1,8 +1,8 @@
 """Changes of a model that end with their ``with`` block: hooks, attributes, parts of weights.
 
 Whatever is raised inside the block, also by Ctrl-C, the change is undone when the block ends. While
-hooks of TransformerLens are taken off, and while weights are put back, a further Ctrl-C waits. What
-is not promised is a Ctrl-C in the few bytecodes in which a block begins or ends.
+hooks and weights are changed, and while they are put back, a further Ctrl-C waits. What is not
+promised is a Ctrl-C in the few bytecodes in which a block begins or ends.
 """
 
 import signal
@@ -32,6 +32,17 @@ def interrupt_waits() -> Iterator[None]:
 
 
 @contextmanager
+def undone_together() -> Iterator[ExitStack]:
+    """A stack of changes, all of which are undone before a Ctrl-C takes effect."""
+    stack = ExitStack()
+    try:
+        yield stack
+    finally:
+        with interrupt_waits():
+            stack.close()
+
+
+@contextmanager
 def added_hooks(hooks: Iterable[tuple[Any, Any]], *, prepend: bool = False) -> Iterator[None]:
     """Forward hooks on hook points of TransformerLens.
 
@@ -39,12 +50,13 @@ def added_hooks(hooks: Iterable[tuple[Any, Any]], *, prepend: bool = False) -> I
         hooks: Each hook point with its hook.
         prepend: Whether they run before the hooks that are there.
     """
-    with ExitStack() as stack:
-        for point, hook in hooks:
-            before = list(point.fwd_hooks)
-            point.add_hook(hook, prepend=prepend)  # returns nothing
-            new = [handle for handle in point.fwd_hooks if not _holds(before, handle)]
-            stack.callback(_remove_handles, point, new)
+    with undone_together() as stack:
+        with interrupt_waits():
+            for point, hook in hooks:
+                before = list(point.fwd_hooks)
+                point.add_hook(hook, prepend=prepend)  # returns nothing
+                new = [handle for handle in point.fwd_hooks if not _holds(before, handle)]
+                stack.callback(_remove_handles, point, new)
         yield
 
 
@@ -53,10 +65,9 @@ def _holds(handles: list[Any], wanted: Any) -> bool:
 
 
 def _remove_handles(point: Any, handles: list[Any]) -> None:
-    with interrupt_waits():
-        for handle in handles:
-            handle.hook.remove()
-        point.fwd_hooks = [handle for handle in point.fwd_hooks if not _holds(handles, handle)]
+    for handle in handles:
+        handle.hook.remove()
+    point.fwd_hooks = [handle for handle in point.fwd_hooks if not _holds(handles, handle)]
 
 
 @contextmanager
@@ -68,10 +79,11 @@ def registered(hooks: Iterable[tuple[Any, Any]], register: str, **options: Any) 
         register: ``"register_forward_hook"`` or ``"register_forward_pre_hook"``.
         options: Of that method, such as ``prepend``.
     """
-    with ExitStack() as stack:
-        for module, hook in hooks:
-            handle = getattr(module, register)(hook, **options)
-            stack.callback(handle.remove)
+    with undone_together() as stack:
+        with interrupt_waits():
+            for module, hook in hooks:
+                handle = getattr(module, register)(hook, **options)
+                stack.callback(handle.remove)
         yield
 
 

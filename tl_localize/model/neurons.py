@@ -4,7 +4,7 @@ hooks; and the checks of arguments.
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache, cached_property, partial
 from typing import Any, Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
@@ -25,7 +25,7 @@ from tl_localize.model.forward import (
     unhooked,
     versions,
 )
-from tl_localize.model.hooks import added_hooks, own_attribute, registered
+from tl_localize.model.hooks import added_hooks, own_attribute, registered, undone_together
 from tl_localize.units import NEURONS, UNITS, Acts, Units, check_units, model_name
 
 Hook = Callable[..., Tensor]
@@ -232,7 +232,7 @@ class ModelView:
             yield
             return
         gelu = partial(torch.nn.functional.gelu, approximate="tanh")
-        with ExitStack() as stack:
+        with undone_together() as stack:
             for module in modules_in([self.model]):
                 if type(module).__name__ == "NewGELUActivation":  # of transformers, in a Bridge
                     stack.enter_context(own_attribute(module, "forward", gelu))

@@ -17,6 +17,7 @@ from tl_localize import (
     NeuronScores,
     NeuronSet,
     RandomBaseline,
+    SelectivePruning,
     Slimming,
     accuracy,
     levenshtein,
@@ -367,3 +368,13 @@ def test_del_agrees_with_the_authors_code(golden, golden_model, golden_settings,
         assert row["delta_neg_accuracy"] == pytest.approx(theirs["d_acc_others_mean"], abs=1e-9)
         assert row["delta_neg_levenshtein"] == pytest.approx(theirs["d_dist_others_mean"], abs=1e-9)
         assert row["n_neurons"] == 3 * theirs["n_zeroed_per_layer"]
+
+
+def test_a_method_is_not_measured_by_texts_that_it_was_given(gpt2_like, benchmark_of):
+    benchmark = benchmark_of(gpt2_like)
+    *_, dev, test = [tuple(each.tokens.tolist()) for each in benchmark.sequences[:3]]
+    assert benchmark.label([SelectivePruning(texts=(dev,))])
+    with pytest.raises(
+        ValueError, match=r"texts of 'selective_pruning' must share no .* texts\[1\]"
+    ):
+        benchmark.run([SelectivePruning(texts=(dev, (1, *test)))])

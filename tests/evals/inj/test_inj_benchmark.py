@@ -166,3 +166,15 @@ def test_training_follows_the_ratio(benchmark, ratio, expected):
     open_ones = replace(benchmark, ratio=ratio, learning_rate=None, max_steps=None)
     training = open_ones.training
     assert (training["learning_rate"], training["max_steps"]) == expected
+
+
+def test_a_method_is_not_given_a_sentence_of_the_group(together, benchmark):
+    from tl_localize import SelectivePruning
+
+    def given(sentences):
+        texts = tuple(tuple(sentence.tokens.tolist()) for sentence in sentences)
+        return SelectivePruning(texts=texts)
+
+    assert benchmark.label([given(benchmark.sequences)])  # each is alone in its model
+    with pytest.raises(ValueError, match="texts of 'selective_pruning' must share no 13 tokens"):
+        together.label([given(together.sequences)])

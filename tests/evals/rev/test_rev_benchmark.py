@@ -416,3 +416,33 @@ def test_oracle_in_rounds_puts_back_what_earlier_rounds_chose(gpt2_like, make_se
         at_once = Gradients()(change, 0).values
     assert found.argsort(descending=True)[:, :24].tolist() == order
     assert at_once.argsort(descending=True)[:, :24].tolist() != order
+
+
+def test_a_method_is_not_given_a_sentence_that_a_model_learns(rev):
+    from tl_localize import SelectivePruning
+
+    learned = rev.groups()[0].sequences[0].tokens.tolist()
+    with pytest.raises(ValueError, match="texts of 'selective_pruning' must share no 13 tokens"):
+        rev.label([SelectivePruning(texts=((1, 2), tuple(learned)))])
+
+
+def test_one_row_of_general_text_is_not_both_trained_and_measured(rev):
+    mixed = replace(rev.recipe, general=1)
+    with pytest.raises(ValueError, match="general_tokens must have 2 rows or more"):
+        replace(rev, recipe=mixed, general_tokens=rev.general_tokens[:1])
+
+
+@pytest.mark.parametrize("direction", ["put_back", "graft"])
+def test_own_minus_others_at_most_is_read_in_the_direction_of_the_change(direction):
+    results = made_by_hand()
+    frame = results.frame
+    others = frame["delta_others_accuracy"]
+    wrong = frame.eval("method == 'random' and ratio == 0.4")
+    # there the others change far more than the sentence
+    frame = frame.assign(delta_others_accuracy=others.where(~wrong, 4 * others))
+    results = replace(results, frame=frame)
+    own, others = results.points(direction)["random"]
+    gaps = (own - others).mean(0)
+    shown = results.table(direction, errors=True)["own - others, at most"]["random"]
+    best = gaps.min() if direction == "put_back" else gaps.max()
+    assert abs(gaps).max() > abs(best) and shown == f"{best:.1f}"

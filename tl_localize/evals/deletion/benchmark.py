@@ -17,6 +17,7 @@ from tl_localize.evals.ablation import ABLATIONS, AblationMeter
 from tl_localize.evals.deletion.results import CHANGES, DelResults, self_and_others
 from tl_localize.evals.shared import (
     Scored,
+    check_texts,
     describe_methods,
     score,
     scores_of,
@@ -164,6 +165,7 @@ class DelBenchmark(Benchmark[DelResults]):
         """The methods by label; Random is always among them."""
         random = RandomBaseline(seed=self.seed, units=self.units)
         labelled = with_controls(methods, self.units, random, first_layer=self.first_layer)
+        check_texts(labelled, self.test_sequences)
         view = NeuronView(self.model, self.units)
         for method in labelled.values():
             of_all = isinstance(method, Localizer) and method.chosen_from(view) is not None

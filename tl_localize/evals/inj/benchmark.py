@@ -20,6 +20,7 @@ from tl_localize.checks import Real, check_count, check_positive, check_ratio, c
 from tl_localize.evals.inj.results import InjResults
 from tl_localize.evals.shared import (
     Group,
+    check_texts,
     describe_methods,
     draw_groups,
     reporter,
@@ -146,7 +147,10 @@ class InjBenchmark(Benchmark[InjResults]):
 
     def label(self, methods: Sequence[Method]) -> Methods:
         """The methods by label; Random and RowNorm are always among them."""
-        return with_controls(methods, self.units)
+        labelled = with_controls(methods, self.units)
+        if self.distractors:
+            check_texts(labelled, self.sequences)
+        return labelled
 
     def groups(self, parts: int = 1) -> list[Group]:
         """Each sentence, or each group of sentences that is written together, with its seed and

@@ -18,6 +18,7 @@ from tl_localize.evals.rev.oracles import ORACLES, Change
 from tl_localize.evals.rev.results import RevResults
 from tl_localize.evals.shared import (
     Group,
+    check_texts,
     describe_methods,
     draw_groups,
     reporter,
@@ -76,7 +77,8 @@ class RevBenchmark(Benchmark[RevResults]):
         sequences: the sentences; each is trained, localized and measured whole, with its first
             token as the prefix. With ``before``, memorized sequences, which keep their prefix.
         general_tokens: [sequence pos] general text: every other one of the first 12 rows is
-            measured, the rest are trained beside the sentences where the recipe mixes them in.
+            measured, the rest are trained beside the sentences where the recipe mixes them in,
+            which takes 2 rows at least.
         before: an earlier checkpoint of the model, in place of training: targets are those
             sequences that the model recites; none that the checkpoint recites too is accepted.
         n_sequences: sentences in one model; with one, others are not measured.
@@ -115,6 +117,11 @@ class RevBenchmark(Benchmark[RevResults]):
         sequences = check_sequences(self.model, self.sequences)
         object.__setattr__(self, "sequences", sequences)  # also of an iterator
         check_text(self.model, self.general_tokens, "general_tokens")
+        if self.recipe.general and len(self.general_tokens) < 2:
+            raise ValueError(
+                "general_tokens must have 2 rows or more where the recipe mixes them in, got 1, "
+                "which would be trained and measured. Give more text."
+            )
         check_count(n_sequences=self.n_sequences)
         check_seed(self.seed, bits=32)
         if self.n_groups is not None:
@@ -188,6 +195,7 @@ class RevBenchmark(Benchmark[RevResults]):
     def label(self, methods: Sequence[Method]) -> Methods:
         """The methods by label; the controls and the oracles are always among them."""
         labelled: dict[str, Any] = with_controls(methods, self.units)
+        check_texts(labelled, [each for group in self.groups() for each in group.sequences])
         if self.before is None:
             untrained = [sequence for group in self._halves[1] for sequence in group]
             texts = tuple(tuple(sequence.tokens.tolist()) for sequence in untrained)

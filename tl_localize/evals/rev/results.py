@@ -127,7 +127,7 @@ class RevResults(Measured):
             if errors:
                 share = 100 * _gain(own, others, direction) / best
                 row["of the best oracle"] = "-" if np.isnan(share) else f"{share:.0f} %"
-                gap = "-" if alone else with_error(_largest_gap(own, others))
+                gap = "-" if alone else with_error(_largest_gap(own, others, direction))
                 row["own - others, at most"] = gap
             measured = list(curves[method]["own"].columns)
             for ratio in ratios:
@@ -154,7 +154,7 @@ class RevResults(Measured):
         """
         best: dict[str, pd.Series[float]] = {}
         for name, wide in self._curves("put_back").items():
-            gap = _largest_gap(wide["own"].to_numpy(), wide["others"].to_numpy())
+            gap = _largest_gap(wide["own"].to_numpy(), wide["others"].to_numpy(), "put_back")
             best[name] = pd.Series(gap, wide.index)
         names = ["method", "reference", "difference", "p_value", "n"]
         if not best:
@@ -190,7 +190,9 @@ def _gain(own: np.ndarray, others: np.ndarray, direction: str) -> float:
     return gain_at(PRICE, costs, gains) if costs.max() >= PRICE else float(gains[-1])
 
 
-def _largest_gap(own: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Own minus others of each model, at the ratio where its mean is farthest from zero."""
+def _largest_gap(own: np.ndarray, others: np.ndarray, direction: str) -> np.ndarray:
+    """Own minus others of each model, at the ratio where own loses (put back) or gains (graft) most
+    beyond the others.
+    """
     gaps = own - others
-    return gaps[:, np.abs(gaps.mean(0)).argmax()]
+    return gaps[:, _cost(gaps, direction).mean(0).argmax()]
