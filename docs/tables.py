@@ -897,7 +897,11 @@ SMOLLM2_METHODS = (
     *("hard_concrete_tuned", "slimming", "slimming_tuned", "activations"),
     *("integrated_gradients", "random"),
 )
-FORGETTING = ("iterative_attribution", "refined_attribution", *SMOLLM2_METHODS[1:])
+GENERAL_RIVALS = ("selective_pruning", "selective_synaptic_dampening", "contrastive_gradient")
+FORGETTING = (
+    *("iterative_attribution", "refined_attribution", *SMOLLM2_METHODS[1:-1]),
+    *(*GENERAL_RIVALS, "random"),
+)
 GEMMA_METHODS = (
     *("iterative_attribution", "attribution_contrast_1", "attribution", "hard_concrete"),
     *("slimming", "activations", "integrated_gradients", "random"),
@@ -1014,9 +1018,7 @@ RIVALS = {
     "hard_concrete": "Hard Concrete, searched",
     "attribution": TITLES["attribution"],
     "balanced_subnet": "BalancedSubnet",
-    "contrastive_gradient": "ContrastiveGradient",
-    "selective_pruning": "SelectivePruning",
-    "selective_synaptic_dampening": "SelectiveSynapticDampening",
+    **{name: TITLES[name] for name in ("contrastive_gradient", *GENERAL_RIVALS[:2])},
     "random": "Random",
 }
 RIVALS_IN_REV = {
@@ -1093,7 +1095,7 @@ TABLES: dict[str, Callable[[], str]] = {
     ),
     "del-smollm2": lambda: del_table(FORGETTING, shares(SMOLLM2, SMOLLM2_SHARES), counted=True),
     "del-smollm2-few": lambda: del_table(
-        ("refined_attribution", *FEW, "activations", "random"),
+        ("refined_attribution", *FEW, "activations", *GENERAL_RIVALS, "random"),
         shares(SMOLLM2, SMOLLM2_FEW),
         counted=True,
     ),
