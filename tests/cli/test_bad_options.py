@@ -72,7 +72,7 @@ def test_every_command_has_options_that_are_tried():
         "known --id name",
         "del --n-suffix 3",
         "rev --category kind",
-        "tune --method slimming --n-prefix 3",
+        "tune --method slimming --benchmark del --n-prefix 3",
     ],
 )
 def test_an_option_of_the_data_needs_the_data(given, tmp_path, monkeypatch):
@@ -82,6 +82,25 @@ def test_an_option_of_the_data_needs_the_data(given, tmp_path, monkeypatch):
     assert result.exit_code == 2 and f"{option} must be given with --data" in result.stderr
 
 
-def test_distractors_are_of_inj_alone():
-    result = invoke("tune --method slimming --benchmark del --distractors 3 --model nosuch")
-    assert result.exit_code == 2 and "distractors must be left out" in result.stderr
+@pytest.mark.parametrize(
+    ("benchmark", "option"),
+    [
+        ("del", "--distractors 3"),
+        ("inj", "--n-dev 3"),
+        ("inj", "--min-accuracy 0.5"),
+        ("inj", "--general ."),
+        ("inj", "--n-prefix 3"),
+        ("inj", "--n-suffix 3"),
+    ],
+)
+def test_tune_refuses_what_belongs_to_the_other_benchmark(benchmark, option):
+    result = invoke(f"tune --method slimming --benchmark {benchmark} {option} --model nosuch")
+    name = option.split()[0].strip("-").replace("-", "_")
+    assert result.exit_code == 2 and f"{name} must be left out" in result.stderr
+
+
+@pytest.mark.parametrize("option", ["--share 0.1", "--learning-rate 0.1", "--max-steps 3"])
+def test_ablation_has_no_training(option):
+    result = invoke(f"erase --example primes --edit ablate {option} --model nosuch")
+    name = option.split()[0].strip("-").replace("-", "_")
+    assert result.exit_code == 2 and f"{name} must be left out" in result.stderr

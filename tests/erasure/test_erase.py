@@ -41,12 +41,15 @@ def how(texts, general):
     return {"others": texts[1:], "general_tokens": general, "method": Attribution(), **free}
 
 
-@pytest.mark.parametrize(("edit", "left"), [("rows", 0.3), ("ablate", 0.95)])
+@pytest.mark.parametrize(
+    ("edit", "left", "training"),
+    [("rows", 0.3, {"share": 0.3, "learning_rate": 0.02}), ("ablate", 0.95, {})],
+)
 def test_erase_forgets_the_text_and_leaves_the_model_as_it_was(
-    model, texts, how, edit, left, unchanged
+    model, texts, how, edit, left, training, unchanged
 ):
     check = unchanged(model)
-    erasure = erase(model, texts[0], edit=edit, share=0.3, learning_rate=0.02, **how)
+    erasure = erase(model, texts[0], edit=edit, **training, **how)
     check()
     assert accuracy(model, texts[0]) == 1
     with erasure.applied(model):
@@ -79,10 +82,12 @@ def test_ablation_takes_the_smallest_set_of_the_order(model, texts, how):
         assert accuracy(model, texts[0]) > 0.95
 
 
-@pytest.mark.parametrize("edit", ["rows", "ablate"])
+@pytest.mark.parametrize(
+    ("edit", "training"), [("rows", {"share": 0.5, "learning_rate": 0.0005}), ("ablate", {})]
+)
 @pytest.mark.parametrize("bound", [{"max_perplexity_rise": 3}, {"max_others_lost": 1}])
-def test_an_edit_ends_at_its_price(model, texts, how, edit, bound):
-    how = how | {"max_recited": 0, "share": 0.5, "learning_rate": 0.0005}
+def test_an_edit_ends_at_its_price(model, texts, how, edit, training, bound):
+    how = how | {"max_recited": 0} | training
     free = erase(model, texts[0], edit=edit, **how)
     ((name, limit),) = bound.items()
     assert getattr(free.watched, name.removeprefix("max_")) > limit

@@ -62,8 +62,8 @@ def test_texts_that_are_not_erased_are_told(erase):
 
 def test_a_price_that_is_not_kept_writes_nothing_unless_forced(erase, tmp_path):
     out = tmp_path / "edited"
-    arguments = f"{erase.data} --share 1 --max-others-lost 0 --max-perplexity-rise 0 --out {out}"
-    arguments += " --max-steps 48 --max-recited 0 --method row_norm --edit ablate"
+    arguments = f"{erase.data} --max-others-lost 0 --max-perplexity-rise 0 --out {out}"
+    arguments += " --max-recited 0 --method row_norm --edit ablate"
     result = erase(arguments)
     assert result.exit_code == 2
     assert "price must be one that an edit can keep, got --max-others-lost 0" in result.stderr

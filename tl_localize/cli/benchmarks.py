@@ -291,16 +291,7 @@ def run_tune(options: TuneOptions) -> None:
     default = presets.inj_ratios if options.benchmark == "inj" else presets.del_ratios
     ratio = max(default(name, units)) if options.ratio is None else options.ratio
     check_ratio("ratio", ratio)
-    if options.benchmark == "inj" and options.texts.n_dev != MemorizedOptions.n_dev:
-        raise ValueError(
-            f"n_dev must be left out with --benchmark inj, got {options.texts.n_dev}. INJ has "
-            f"{N_DEV} dev sentences."
-        )
-    if options.benchmark == "del" and options.distractors:
-        raise ValueError(
-            f"distractors must be left out with --benchmark del, got {options.distractors}. They "
-            "are of INJ."
-        )
+    check_tuned(options)
     methods = candidates(options, ratio, units)
     say_source(settings_source(name, options.benchmark), units)
     folder = folder_of(options.run, "tune", options.benchmark, name, units.name)
@@ -313,6 +304,29 @@ def run_tune(options: TuneOptions) -> None:
     finished = compute(options.run, options.model, [(benchmark, methods)], store)
     write_ratio(folder, ratio)  # where the folder was refused, nothing is written into it
     conclude(store, interrupted=not finished, part=options.run.shard != WHOLE)
+
+
+def check_tuned(options: TuneOptions) -> None:
+    """Raise ValueError where an option belongs to the other benchmark."""
+    texts = options.texts
+    of_del: dict[str, tuple[object, object]] = {
+        "n_dev": (texts.n_dev, MemorizedOptions.n_dev),
+        "min_accuracy": (texts.min_accuracy, MemorizedOptions.min_accuracy),
+        "general": (texts.general, None),
+        "n_prefix": (texts.sequences.n_prefix, None),
+        "n_suffix": (texts.sequences.n_suffix, None),
+    }
+    for name, (value, default) in of_del.items():
+        if options.benchmark == "inj" and value != default:
+            raise ValueError(
+                f"{name} must be left out with --benchmark inj, got {value}. It takes "
+                f"the first {N_DEV} sentences, whole."
+            )
+    if options.benchmark == "del" and options.distractors:
+        raise ValueError(
+            f"distractors must be left out with --benchmark del, got {options.distractors}. They "
+            "are of INJ."
+        )
 
 
 def tuned_benchmark(

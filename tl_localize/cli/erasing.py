@@ -4,14 +4,13 @@ from pathlib import Path
 
 import pandas as pd
 
-from tl_localize.checks import check_ratio
 from tl_localize.cli.command_options import EraseOptions
 from tl_localize.cli.messages import command, say, say_next
 from tl_localize.cli.one_text import check_one_text
 from tl_localize.cli.pages import about_command, write_page
 from tl_localize.erasure import Erasure, erase
 from tl_localize.erasure.directory import check_new_folder
-from tl_localize.erasure.erase import DEFAULT_METHODS
+from tl_localize.erasure.erase import DEFAULT_METHODS, check_training
 from tl_localize.evals.settings import collected_text, make_methods
 from tl_localize.evals.shared import reporter
 from tl_localize.execution import Steps
@@ -99,7 +98,7 @@ def read_method(options: EraseOptions) -> Localizer | None:
 
 def check_options(options: EraseOptions) -> None:
     """Raise ValueError where an option is wrong; no model is loaded."""
-    check_ratio("share", options.share)
+    check_training(options.edit, options.share, options.learning_rate, options.max_steps)
     options.texts.read()
     data = {"--data": options.texts.data is not None}
     check_one_text(options.model.model, options.example, options.prefix, options.suffix, data)

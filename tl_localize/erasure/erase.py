@@ -59,6 +59,7 @@ N_OTHERS = 40  # other texts: half of them watch the price, half of them are mea
 N_GENERAL, LENGTH = 32, 64  # rows of general text, and their tokens: halved likewise
 N_WRITTEN = 8  # texts that the model writes, in each training step
 SHARE = 0.02  # of the rows of each layer that are trained
+MAX_STEPS = 48
 GROWTH = 1.1  # of the learning rate, from step to step: few steps serve any model
 CHECK_EVERY = 2  # training steps between two looks at the price
 N_HALVINGS = 6  # of the interval in which the smallest set lies
@@ -137,7 +138,7 @@ def erase(
     max_others_lost: Real = 1.0,
     max_perplexity_rise: Real = 5.0,
     learning_rate: Real | None = None,
-    max_steps: int = 48,
+    max_steps: int = MAX_STEPS,
     seed: int = 0,
     check: bool = True,
     progress: Callable[..., None] | None = None,
@@ -188,19 +189,17 @@ def erase(
         progress: called with the fraction done and, where it takes two arguments, with a text.
 
     Raises:
-        ValueError: a text is not recited, there are too few others, or a number is out of range.
+        ValueError: a text is not recited, there are too few others, a number is out of range, or a
+            setting of the training is given where nothing is trained.
 
     >>> general = reference_sequences(model)[-1].tokens.view(2, 40)  # or any other rows
     >>> erasure = erase(model, sequence, others=few[1:], general_tokens=general, max_steps=2)
     >>> erasure.within_price, len(erasure.neurons)  # 31 rows in each of five layers
     (True, 155)
     """
-    check_choice("edit", edit, ("rows", "ablate"))
-    check_ratio("share", share)
-    check_count(max_steps=max_steps)
+    check_training(edit, share, learning_rate, max_steps)
     check_seed(seed)
     rate = 0.001 * (0.002 / share) ** 0.6 if learning_rate is None else learning_rate
-    check_positive(learning_rate=rate)
     goal = Goal(max_recited, Price(max_others_lost, max_perplexity_rise))
     if method is None:
         method = DEFAULT_METHODS[edit]()
@@ -230,6 +229,26 @@ def erase(
     old_rows = read_rows(NeuronView(model, state.neurons.units), state.neurons)
     row_edit = RowEdit(state.neurons, state.rows, old_rows)
     return measured_erasure(model, row_edit, state.price, settings, texts, stay, general)
+
+
+def check_training(edit: str, share: Real, learning_rate: Real | None, max_steps: int) -> None:
+    """Raise ValueError where a setting of the training is wrong, or nothing is trained."""
+    check_choice("edit", edit, ("rows", "ablate"))
+    check_ratio("share", share)
+    check_count(max_steps=max_steps)
+    if learning_rate is not None:
+        check_positive(learning_rate=learning_rate)
+    given: dict[str, tuple[object, object]] = {
+        "share": (share, SHARE),
+        "learning_rate": (learning_rate, None),
+        "max_steps": (max_steps, MAX_STEPS),
+    }
+    for name, (value, default) in given.items():
+        if edit == "ablate" and value != default:
+            raise ValueError(
+                f"{name} must be left out where edit is 'ablate', got {value}. It belongs to the "
+                "training of rows; the smallest set that serves is looked for."
+            )
 
 
 def check_share(view: NeuronView, share: Real) -> None:
