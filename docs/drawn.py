@@ -9,7 +9,7 @@ kept the mean alone. Each method has the same colour and marker everywhere.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 from cells import GEMMA, SMOLLM2  # noqa: E402
 from comparison import read_frame  # noqa: E402
-from tables import SMOLLM2_GROUPS, single_layers  # noqa: E402
+from tables import GENERAL_RIVALS, SMOLLM2_GROUPS, single_layers  # noqa: E402
 
 SHIPPED = ("gpt2", "pythia")
 TUNED = {"hard_concrete_tuned": "Hard Concrete, tuned", "slimming_tuned": "Slimming, tuned"}
@@ -37,6 +37,13 @@ TUNED_LOOKS = {
     "Hard Concrete, tuned": LOOKS["hard_concrete"]._replace(marker="h"),
     "Slimming, tuned": LOOKS["slimming"]._replace(marker="D"),
 }
+# Of pretrained models: Integrated Gradients has four texts alone, the one-pass form is on a model's
+# own page, and rivals are in its tables.
+NOT_DRAWN = (
+    "integrated_gradients",
+    "attribution_contrast_1",
+    *GENERAL_RIVALS,
+)
 LOSSES = ["delta_neg_accuracy", "delta_self_accuracy"]  # of others, across; of the text, up
 
 
@@ -81,7 +88,7 @@ def losses(frame_name: str) -> pd.DataFrame:
     return means_with_intervals(frame, "sequence_id", LOSSES)
 
 
-def n_texts(frame_name: str, without: list[str]) -> str:
+def n_texts(frame_name: str, without: Sequence[str]) -> str:
     """The texts of a method of a frame, as text; the least and the most where methods differ."""
     rows = read_frame(frame_name)
     rows = rows[~rows.index.isin(without, "method")]
@@ -105,9 +112,7 @@ def pretrained_figure() -> Figure:
     """DEL of SmolLM2: the whole range on the left, and on the right where others lose
     little.
     """
-    table = losses(f"forgetting-{SMOLLM2}")
-    # Integrated Gradients has four texts alone, and the one-pass form is on the model's own page
-    table = table.drop(["integrated_gradients", "attribution_contrast_1"], level="method")
+    table = losses(f"forgetting-{SMOLLM2}").drop(list(NOT_DRAWN), level="method")
     panels = axes(2, (4.2, 4.2))
     draw_losses(panels[0], table, 80, "all shares")
     draw_losses(panels[1], table, 15, "where others lose little")
@@ -127,7 +132,7 @@ def del_figure() -> Figure:
     panels = of_models(titles)
     for name, panel in panels.items():
         table = losses(name)
-        apart = ["integrated_gradients", "attribution_contrast_1"] if "forget" in name else []
+        apart = NOT_DRAWN if "forget" in name else ()
         here = table.index.get_level_values("method").isin(apart)
         title = f"{titles[name]} ({n_texts(name, apart)} texts)"
         draw_losses(panel, table[~here], 15 if "forget" in name else 4, title)

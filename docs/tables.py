@@ -237,24 +237,34 @@ def single_layers(model: str) -> pd.DataFrame:
     return frame.assign(layer=layers, multiple=1)
 
 
-def single_layers_table(model: str) -> str:
-    """Text / others in points, by the same number of neurons in all layers or in one of them."""
-    frame = single_layers(model)
-    compared = layers_against_all(frame).sort_values(["ratio", "all"]).to_dict("records")
+def layers_of_shipped(model: str) -> str:
+    return single_layers_table(single_layers(model))
+
+
+def single_layers_table(frame: pd.DataFrame) -> str:
+    """Text / others in points, by as many neurons in all layers or in one of them, or by a multiple
+    of them in one.
+    """
+    compared = layers_against_all(frame).sort_values(["ratio", "multiple", "all"])
+    with_multiple = frame["multiple"].max() > 1
 
     def pair(rows: pd.DataFrame) -> str:
         return " / ".join(mean_with_interval(100 * rows[column]) for column in LOSSES)
 
     rows: list[list[str]] = []
-    for line in compared:
+    for line in compared.to_dict("records"):
         part = frame[(frame["method"] == line["method"]) & (frame["ratio"] == line["ratio"])]
-        upper = part[part["layer"] > 0].groupby("sequence_id")[list(LOSSES)].mean()
+        in_one = part[part["multiple"] == line["multiple"]]
+        upper = in_one[in_one["layer"] > 0].groupby("sequence_id")[list(LOSSES)].mean()
         best = line["best_layer"]
-        cells = [pair(part[part["layer"].isna()]), pair(part[part["layer"] == 0]), pair(upper)]
-        cells += [f"{pair(part[part['layer'] == best])} (layer {best})"]
+        cells = [pair(part[part["layer"].isna()]), pair(in_one[in_one["layer"] == 0]), pair(upper)]
+        cells += [f"{pair(in_one[in_one['layer'] == best])} (layer {best})"]
         ahead = f"{line['layers_ahead']} of {line['n_layers']}"
-        named = [f"{100 * line['ratio']:g} %", f"{TITLES[line['method']]} ({line['n']})"]
-        rows.append([*named, *cells, ahead, power(line["p_value"])])
+        share = f"{100 * line['ratio']:g} %"
+        if with_multiple:
+            share += f", {line['multiple']} times as many in one"
+        rows.append([share, f"{TITLES[line['method']]} ({line['n']})", *cells, ahead])
+        rows[-1].append(power(line["p_value"]))
     of_one = ("layer 0", "mean of the others", "the best of them")
     last = ("erase as much as all", "p")
     return markdown(["share", "method (texts)", "all layers", *of_one, *last], rows)
@@ -1115,7 +1125,7 @@ for shipped in (GPT2, PYTHIA):
     TABLES[f"erase-{shipped}"] = partial(erase_table, shipped)
     TABLES[f"erase_returned-{shipped}"] = partial(return_table, shipped)
     TABLES[f"erase_truth-{shipped}"] = partial(truth_table, shipped)
-    TABLES[f"single-layers-{shipped}"] = partial(single_layers_table, shipped)
+    TABLES[f"single-layers-{shipped}"] = partial(layers_of_shipped, shipped)
 TABLES["erasures"] = erasures_table
 TABLES["erase-smollm2"] = partial(erase_table, SMOLLM2)
 TABLES["erase_returned-smollm2"] = partial(return_table, SMOLLM2)
