@@ -87,6 +87,8 @@ def test_one_sequence_is_measured_as_a_list_of_one(gpt2_like, sequence):
     found = levenshtein(gpt2_like, sequence, decode=spell)
     assert torch.equal(found, levenshtein(gpt2_like, [sequence], decode=spell))
     assert found.shape == (1,)
+    loss = memorization_loss(gpt2_like, sequence)
+    assert torch.equal(loss, memorization_loss(gpt2_like, [sequence]))
 
 
 @pytest.mark.parametrize("n", [10, 20, 50])
@@ -190,6 +192,11 @@ def by_hand(model, sequence):
 
 
 @torch.no_grad()
+def test_truth_values_are_no_tokens(gpt2_like, general):
+    with pytest.raises(ValueError, match="tokens must be token ids"):
+        perplexity(gpt2_like, general > 5)
+
+
 def test_memorization_loss_is_the_mean_over_suffix_tokens(any_model, sequences):
     wanted = torch.stack([by_hand(any_model, sequence) for sequence in sequences])
     torch.testing.assert_close(memorization_loss(any_model, sequences), wanted)

@@ -271,3 +271,15 @@ def test_plot_shows_the_highest_scores_of_each_layer_and_the_range_of_the_others
 def test_the_least_ratio_that_an_error_names_selects_one():
     for n in range(1, 5000):
         assert rounded_down(float(least_share(n)), n) == 1
+        assert round(n * float(least_share(n, rounding="nearest"))) == 1
+
+
+def test_an_error_names_the_least_ratio_of_its_rounding():
+    scores = NeuronScores(torch.rand(2, 1536))
+    for how in ({}, {"rounding": "floor"}, {"per": "model"}):
+        with pytest.raises(ValueError, match="ratio must select") as error:
+            scores.top_k(1e-5, **how)
+        least = float(str(error.value).rstrip(".").split()[-1])
+        assert len(scores.top_k(least, **how)) == (1 if "per" in how else 2)
+        with pytest.raises(ValueError, match="ratio must select"):
+            scores.top_k(0.9 * least, **how)

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tl_localize import MemorizedSequence
+from tl_localize import Attribution, MemorizedSequence
 from tl_localize.model.forward import is_bridge
 from tl_localize.sequences import (
     SequenceBatch,
@@ -187,3 +187,17 @@ def test_sequences_without_text_of_others():
     ]
     assert without_text_of([*same, *others], [text]) == others
     assert without_text_of(others, []) == others
+    after_bos = sequence(0, *range(100, 130), bos="<s>")
+    told_as_ids = sequence(0, *range(112, 116))  # nothing says that its first token is BOS
+    assert without_text_of([told_as_ids, *others], [after_bos]) == others
+
+
+def test_one_sequence_in_place_of_a_list_is_told(gpt2_like, sequence):
+    with pytest.raises(TypeError, match="sequences must be a list of sequences, got one"):
+        Attribution().map(gpt2_like, sequence)
+
+
+def test_from_text_has_no_bos_that_the_tokenizer_lacks(reader, bpe):
+    bpe.bos_token = None
+    with pytest.raises(ValueError, match="prepend_bos must be false"):
+        MemorizedSequence.from_text(reader, "two roads", " diverged", prepend_bos=True)

@@ -119,7 +119,7 @@ def check_recited(
     """Raise ValueError unless the model recites every sequence. A method only warns of it.
 
     Args:
-        min_accuracy: teacher-forced, a fraction; 0.9 is the paper's (section 4.2).
+        min_accuracy: teacher-forced, a fraction; 0.9 is the paper's (section 3.2).
 
     >>> frost = MemorizedSequence.from_text(model, "Two roads", " diverged in a yellow wood")
     >>> check_recited(model, [frost])
@@ -262,7 +262,8 @@ def check_text(model: LanguageModel, tokens: Any, name: str) -> None:
         )
     n_ctx = model.cfg.n_ctx
     shape = tuple(tokens.shape)
-    if len(shape) != 2 or not shape[0] or not 2 <= shape[1] <= n_ctx or tokens.is_floating_point():
+    whole = torch.can_cast(tokens.dtype, torch.long) and tokens.dtype != torch.bool
+    if len(shape) != 2 or not shape[0] or not 2 <= shape[1] <= n_ctx or not whole:
         raise ValueError(
             f"{name} must be token ids [batch pos] of 2 to n_ctx={n_ctx} positions, got shape "
             f"{shape} of {tokens.dtype}. Cut general text into pieces of that length."
@@ -323,7 +324,7 @@ def batch_loss(model: LanguageModel, batch: SequenceBatch) -> Float[Tensor, " ba
 
 
 def memorization_loss(
-    model: LanguageModel, sequences: Iterable[MemorizedSequence]
+    model: LanguageModel, sequences: MemorizedSequence | Iterable[MemorizedSequence]
 ) -> Float[Tensor, " sequence"]:
     """How badly the model recites each suffix: nats per suffix token; smaller means better
     memorized. Autograd can differentiate it.
@@ -342,5 +343,5 @@ def memorization_loss(
     >>> bool(memorization_loss(model, [sequence]) < 0.1)
     True
     """
-    sequences = check_sequences(model, sequences)
+    sequences = check_sequences(model, one_or_more(sequences))
     return batch_loss(model, SequenceBatch.of(sequences, ModelView(model).device))

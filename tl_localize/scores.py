@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
+Rounding = Literal["nearest", "floor"]
 MARKED = 10  # highest scores of a layer that a figure marks
 
 
@@ -33,14 +34,18 @@ def rounded_down(ratio: Real, n: int) -> int:
     return math.floor(round(ratio * n, 6))
 
 
-def least_share(n: int) -> str:
+def least_share(n: int, *, rounding: Rounding = "floor") -> str:
     """The least ratio of n that is one of them, to two digits and never below it.
 
-    >>> least_share(1536), least_share(10)
-    ('0.00066', '0.1')
+    >>> least_share(1536), least_share(10), least_share(1536, rounding="nearest")
+    ('0.00066', '0.1', '0.00033')
     """
-    scale = 10 ** (1 - math.floor(math.log10(1 / n)))
-    return f"{math.ceil(scale / n) / scale:g}"
+    least = 1 / n if rounding == "floor" else 0.5 / n
+    scale = 10 ** (1 - math.floor(math.log10(least)))
+    digits = math.ceil(round(scale * least, 6))
+    if rounding == "nearest" and digits == round(scale * least, 6):
+        digits += 1  # a half is rounded to the even number, which is 0
+    return f"{digits / scale:g}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -368,10 +373,14 @@ class NeuronScores(Saved):
                 "one of them."
             )
         if not 0 < count <= n:
-            name, given = ("ratio", ratio) if ratio else ("count", count)
+            if ratio is None:
+                raise ValueError(
+                    f"count must select 1 to {n} {self.units.name}, got {count}. Take fewer."
+                )
+            least = least_share(n, rounding="floor" if per == "model" else rounding)
             raise ValueError(
-                f"{name} must select 1 to {n} {self.units.name}, got {given}. The least ratio is "
-                f"{least_share(n)}."
+                f"ratio must select 1 to {n} {self.units.name}, got {ratio}. The least ratio is "
+                f"{least}."
             )
         best = pool.argsort(dim=-1, descending=True, stable=True)[:, :count]
         chosen = torch.zeros(pool.shape, dtype=torch.bool).scatter_(-1, best, True)

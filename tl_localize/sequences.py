@@ -204,6 +204,11 @@ def with_bos(
     tokenizer = tokenizer_of(model)
     if not (first_tokens(tokenizer) if prepend_bos is None else prepend_bos):
         return sequence
+    if tokenizer.bos_token_id is None:
+        raise ValueError(
+            f"prepend_bos must be false where the tokenizer has no such token, got {prepend_bos}. "
+            "Leave it out."
+        )
     tokens = torch.cat([torch.tensor([tokenizer.bos_token_id]), sequence.tokens])
     n_prefix = sequence.n_prefix + 1
     return replace(sequence, tokens=tokens, n_prefix=n_prefix, bos=tokenizer.bos_token)
@@ -280,6 +285,10 @@ def as_list(sequences: Iterable[MemorizedSequence]) -> list[MemorizedSequence]:
     """The sequences as a list; TypeError if something else is among them, ValueError if there are
     none.
     """
+    if isinstance(sequences, MemorizedSequence):
+        raise TypeError(
+            f"sequences must be a list of sequences, got one, {sequences!r}. Put it into a list."
+        )
     sequences = list(sequences)
     if not sequences:
         raise ValueError(
@@ -311,7 +320,10 @@ def without_text_of(
 
 def share_text(first: MemorizedSequence, second: MemorizedSequence) -> bool:
     """Whether two sequences share a run of 13 tokens, or all of the shorter one."""
-    rows = [sequence.tokens[int(bool(sequence.bos)) :].numpy() for sequence in (first, second)]
+    pair = (first, second)
+    # a given text may begin with the other's BOS without saying so
+    begins = {int(sequence.tokens[0]) for sequence in pair if sequence.bos}
+    rows = [sequence.tokens[int(int(sequence.tokens[0]) in begins) :].numpy() for sequence in pair]
     n = min(OVERLAP, *map(len, rows))
     return not ngrams(rows[0], n).isdisjoint(ngrams(rows[1], n))
 

@@ -61,6 +61,10 @@ def test_perplexity_split_shares_no_run_with_the_collected():
         assert torch.equal(small, perplexity_split(same, [collected], 10, 20))
     with pytest.raises(ValueError, match="none of 31 tokens"):
         perplexity_split(rows, [collected], 5, 31)
+    with pytest.raises(ValueError, match="n_sequences must be"):
+        perplexity_split(rows, [collected], 0, 30)
+    short = perplexity_split(rows[:, 3:], [collected], 50, 5)  # less than 13 tokens
+    assert len(short) == 49 and rows[7, 3:8].tolist() not in short.tolist()
 
 
 def test_perplexity_split_gives_every_sequence_the_same_chance():

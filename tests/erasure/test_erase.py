@@ -3,7 +3,7 @@
 import copy
 import json
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from tl_localize import (
     AttentionHeads,
+    NeuronScores,
     NeuronSet,
     accuracy,
     erase,
@@ -70,6 +71,23 @@ def test_only_the_rows_of_the_best_neurons_of_each_text_are_trained(model, texts
     assert erasure.neurons.mask.nonzero().tolist() == [[1, i] for i in best.tolist()]
     assert torch.equal(erasure.edit.old_rows, model.blocks[1].mlp.W_out[best])
     assert (erasure.edit.rows != erasure.edit.old_rows).any(1).all()
+
+
+@dataclass(frozen=True)
+class Returns:
+    """A method of one's own that returns what is no set of scores of this model."""
+
+    kind: str
+
+    def __call__(self, model, sequence):
+        values = Attribution()(model, sequence).values
+        return values if self.kind == "tensor" else NeuronScores(values[:, 1:])
+
+
+@pytest.mark.parametrize(("kind", "error"), [("tensor", TypeError), ("other shape", ValueError)])
+def test_what_a_method_returns_is_checked(model, texts, how, kind, error):
+    with pytest.raises(error, match=r"must return NeuronScores|scores must be of"):
+        erase(model, texts[0], **how | {"method": Returns(kind)})
 
 
 def test_ablation_takes_the_smallest_set_of_the_order(model, texts, how):

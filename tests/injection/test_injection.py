@@ -86,7 +86,7 @@ def test_rows_must_be_as_many_as_the_neurons(gpt2_like, unchanged, n_rows):
     neurons = NeuronSet.from_indices([(0, 3), (0, 5), (1, 7)], (2, 48))
     check = unchanged(gpt2_like)
     rows = rows_replaced(gpt2_like, neurons, torch.zeros(n_rows, 24))
-    with pytest.raises(ValueError, match="3 of them in the set"), rows:
+    with pytest.raises(ValueError, match=r"rows must be \(3, 24\)"), rows:
         pass
     check()
 

@@ -108,6 +108,11 @@ def test_learn_beside_general_text_recites(gpt2_like, texts):
         assert bool((memorization_loss(gpt2_like, texts) < 0.3).all())
     with pytest.raises(ValueError, match="general_tokens"):
         learn(gpt2_like, texts, recipe)
+    for rows in (general[:0], general[0], general[:, :1], general - 51, general.float()):
+        with pytest.raises(ValueError, match="general_tokens"):
+            learn(gpt2_like, texts, recipe, general_tokens=rows)
+    with pytest.raises(TypeError, match="general_tokens must be a tensor"):
+        learn(gpt2_like, texts, recipe, general_tokens=general.tolist())
 
 
 @pytest.mark.parametrize("units", ["neurons", "heads"])

@@ -3,6 +3,7 @@ weight of the change is left. Blocks may end in any order, and hooks of the user
 """
 
 import copy
+import inspect
 import os
 import signal
 import sys
@@ -298,6 +299,31 @@ def test_block_of_the_user_is_there_while_a_method_runs(gpt2_like):
         assert torch.equal(method(gpt2_like, sequence).values, ablated)
     assert not torch.equal(ablated, clean)
     assert torch.equal(method(gpt2_like, sequence).values, clean)
+
+
+def test_an_interrupt_while_weights_become_trainable_again_waits(gpt2_like):
+    parameters = list(gpt2_like.parameters())
+    (begin, code) = NeuronView.lean.__wrapped__.__code__.co_firstlineno, NeuronView.lean.__wrapped__
+    source = inspect.getsource(code).splitlines()
+    (line,) = [begin + i for i, text in enumerate(source) if "requires_grad_(True)" in text]
+    for number in (1, 2, len(parameters)):
+        hook, calls = at_call(number, press_ctrl_c)
+
+        def trace(frame, event, _, hook=hook):
+            if (frame.f_code, event, frame.f_lineno) == (code.__code__, "line", line):
+                hook()
+            return trace
+
+        before = sys.gettrace()
+        block = NeuronView(gpt2_like).lean()
+        block.__enter__()
+        sys.settrace(trace)
+        block.gen.gi_frame.f_trace = trace  # a frame that runs already is traced when told so
+        with pytest.raises(KeyboardInterrupt):
+            block.__exit__(None, None, None)
+        sys.settrace(before)
+        assert len(calls) == len(parameters)
+        assert all(parameter.requires_grad for parameter in parameters)
 
 
 def test_an_interrupt_between_the_ends_of_two_changes_waits(gpt2_like, unchanged):

@@ -22,7 +22,7 @@ CRITERIA = (SHORT, REPETITIVE, INACCURATE, REPEATED, DISTANT, MONOTONOUS, NEAR, 
 class Criteria:
     """What counts as memorized.
 
-    Source: Chang et al. (2024), arXiv:2311.09060, section 4.2 and appendix
+    Source: Chang et al. (2024), arXiv:2311.09060, section 3.2 and appendix
     (details of data collection).
 
     Args:

@@ -12,7 +12,7 @@ from scipy import sparse
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
-from tl_localize.checks import Real
+from tl_localize.checks import Real, check_count
 from tl_localize.sequences import OVERLAP, MemorizedSequence, ngrams
 
 BLOCK = 256  # sequences that are compared with all before them at a time
@@ -25,7 +25,6 @@ def near_duplicates(
     the limit.
 
     Source: Chang et al. (2024), arXiv:2311.09060, details of data collection, after Lee et al.
-
     (2022), arXiv:2107.06499.
 
     Returns:
@@ -63,8 +62,8 @@ def perplexity_split(
     *,
     seed: int = 0,
 ) -> Int[Tensor, "sequence pos"]:
-    """Random sequences for the perplexity, none of which shares a run of 13 tokens with a collected
-    sequence.
+    """Random sequences for the perplexity, none of which shares a run of 13 tokens, or the whole of
+    a shorter row, with a collected sequence.
 
     Every row has the same chance (reservoir sampling), and memory does not grow with their number.
 
@@ -81,15 +80,17 @@ def perplexity_split(
     >>> perplexity_split(text.numpy(), few, length=16).shape
     torch.Size([1, 16])
     """
+    check_count(n_sequences=n_sequences, length=length)
     taken: set[bytes] = set()
+    n = min(OVERLAP, length)
     for sequence in collected:
-        taken |= ngrams(sequence.tokens.numpy(), OVERLAP)
+        taken |= ngrams(sequence.tokens.numpy(), n)
     rng = np.random.default_rng(seed)
     kept: list[Int[np.ndarray, " pos"]] = []
     seen = 0
     for given in rows:
         row = np.asarray(given[:length], dtype=np.int64)
-        if len(row) < length or not taken.isdisjoint(ngrams(row, OVERLAP)):
+        if len(row) < length or not taken.isdisjoint(ngrams(row, n)):
             continue
         seen += 1
         place = len(kept) if len(kept) < n_sequences else int(rng.integers(seen))

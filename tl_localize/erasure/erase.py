@@ -34,7 +34,7 @@ from tl_localize.files import identity
 from tl_localize.injection import rows_replaced
 from tl_localize.injection.training import TrainedRows
 from tl_localize.methods import ActivationContrast, IterativeAttribution, Localizer
-from tl_localize.methods.base import Method
+from tl_localize.methods.base import Method, check_scores
 from tl_localize.methods.contrast import N_DRAWN, written_texts
 from tl_localize.metrics import accuracy, batch_loss, check_recited, check_text, mean_unlikelihood
 from tl_localize.model.environment import about_model, environment
@@ -167,7 +167,8 @@ def erase(
 
     Args:
         sequences: the texts, or one; what counts is how much the model recites of them in the mean.
-        method: what names the rows; those that are ablated by the mean of its scores over the
+        method: what names the rows, a method of this package or a frozen dataclass that maps
+            (model, sequence) to scores; those that are ablated by the mean of its scores over the
             texts. By default Activation Contrast to train them, Iterative Attribution to ablate
             them.
         share: of the rows of each layer that are trained for each text; layer 0 is left out.
@@ -190,7 +191,7 @@ def erase(
 
     Raises:
         ValueError: a text is not recited, there are too few others, a number is out of range, or a
-            setting of the training is given where nothing is trained.
+            setting of the training is given where nothing is trained; training makes logits NaN.
 
     >>> general = reference_sequences(model)[-1].tokens.view(2, 40)  # or any other rows
     >>> erasure = erase(model, sequence, others=few[1:], general_tokens=general, max_steps=2)
@@ -307,7 +308,8 @@ def scores_of_each(
     """A method's scores of each text."""
     if isinstance(method, Localizer):
         return list(method.map(model, texts, check=False))
-    return [method(model, text) for text in texts]
+    neurons = NeuronView(model, getattr(method, "units", NEURONS))
+    return [check_scores(method(model, text), neurons, method) for text in texts]
 
 
 def mean_scores(each: Sequence[NeuronScores]) -> NeuronScores:

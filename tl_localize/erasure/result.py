@@ -109,8 +109,8 @@ class Erasure:
         self, folder: str | Path, source: str | Path | None = None, force: bool = False
     ) -> None:
         """Write a Hugging Face folder of the edited model, which ``transformers`` loads, whole or
-        not at all. All other weights are those of the source, bit for bit, and its tokenizer comes
-        along.
+        not at all. All other weights have the values of the source, in float32, and its tokenizer
+        comes along.
 
         Beside them lie ``erased.md`` and ``erased.json``, which say what was asked, which rows
         changed and what was measured, and ``erased.safetensors``, a ``RowEdit`` with the old rows.

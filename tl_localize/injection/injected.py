@@ -89,9 +89,9 @@ def rows_replaced(
     n_rows = int(view.row_mask(mask).sum()) if mask.shape == view.size else 0
     if mask.shape != view.size or rows.shape != (n_rows, wide):
         raise ValueError(
-            f"model must have {tuple(mask.shape)} [layer neuron] and a row of {rows.shape[1]} "
-            f"entries for each of {len(rows)} rows, got {view.size}, rows of {wide} entries and "
-            f"{n_rows} of them in the set. Apply trained rows to the model they were made in."
+            f"rows must be {(n_rows, wide)} [n d_model] for a set of {tuple(mask.shape)} [layer "
+            f"neuron] in a model of {view.size}, got {tuple(rows.shape)}. Apply trained rows to "
+            "the model they were made in."
         )
     start = 0
     with undone_together() as stack:

@@ -14,7 +14,7 @@ from torch import Tensor
 from tl_localize.checks import check_choice, check_count, check_positive, check_seed
 from tl_localize.files import Saved
 from tl_localize.injection.training import check_finite, step_text
-from tl_localize.metrics import batch_loss
+from tl_localize.metrics import batch_loss, check_text
 from tl_localize.model.forward import graph_dropped
 from tl_localize.model.hooks import interrupt_waits, put, replaced, undone_together
 from tl_localize.model.memory import as_text_report
@@ -106,14 +106,14 @@ def learn(
 
     Args:
         general_tokens: [sequence pos] rows that are drawn beside the sentences, where the recipe
-            says so; each is cut to the length of its sentence.
+            says so, and not used elsewhere; each is cut to the length of its sentence.
         seed: of the rows that are drawn.
         progress: called after each step with the fraction of the steps done, and, where it takes
             two arguments, with a text such as ``"step 40, largest loss 0.31"``.
 
     Raises:
         ValueError: a sentence does not fit the model, the model is not in float32, a loss is not
-            finite, or the recipe needs general text and there is none.
+            finite, or the recipe needs general text and there is none that the model can read.
 
     >>> learned = learn(model, few[:2], Recipe(max_steps=2))  # they are known already
     >>> learned.converged, len(learned.weights)
@@ -124,6 +124,8 @@ def learn(
     sequences = [sequence.whole for sequence in check_sequences(model, sequences)]
     if recipe.general and general_tokens is None:
         raise ValueError("general_tokens must be given where a recipe mixes them in, got None.")
+    if recipe.general:
+        check_text(model, general_tokens, "general_tokens")
     check_seed(seed)
     view = NeuronView(model, units)
     trained = trained_parameters(view, recipe.weights)
@@ -261,7 +263,8 @@ def unit_weights(view: NeuronView, layer: int) -> list[Tensor]:
 
 def read_units(view: NeuronView, weights: Weights | None = None) -> UnitWeights:
     """A copy of the weights of all units, of the model as it is or with other values of some
-    parameters.
+    parameters: of a neuron its row of W_out, its column of W_in (and of the gate) and its bias;
+    the row alone where layers have as many neurons as ``d_model``; of other units their rows.
 
     >>> len(read_units(NeuronView(model)))  # layers
     6

@@ -249,8 +249,8 @@ def inject_together(
         ratio: share of the rows of all layers together, for each sequence.
         seed: of the permutation of all rows (numpy RandomState) that is cut into the sets, and of
             the random subsets.
-        batch_size: sequences in one forward pass; by default as many as fit into memory. Changes no
-            result.
+        batch_size: sequences in one forward pass; by default as many as fit into memory. Changes
+            results by rounding alone.
         units: whose rows are trained, as in ``inject``.
         progress: called after each step with the fraction of the work done, from 0 to 1, and, where
             it takes two arguments, with a text such as ``"step 40, largest loss 0.31"``.

@@ -19,7 +19,7 @@ class BalancedSubnet(UnlearnedMask):
     layer is trained to lose the text and keep general text.
 
         mask = 0 for the ``share`` of each layer whose |s| is smallest, 1 for the others
-        minimize over s   n (mean over n general texts y of loss(y | h * mask) - loss(x | h * mask))
+        minimize over s   n (mean over general texts y of loss(y | h * mask) - loss(x | h * mask))
         A(l, i) = -|s_i|
 
     The gradient of the mask is taken as that of |s| (straight-through), by stochastic gradient
@@ -27,7 +27,8 @@ class BalancedSubnet(UnlearnedMask):
     little, since the parameters of what must stay closed swing around 0. So train it for the ratio
     that you look at.
 
-    Each step: one forward and one backward pass of the text and of n general texts.
+    n is ``texts_per_step``, also where fewer texts are given. Each step: one forward and one
+    backward pass of the text and of n general texts, or of all where fewer are given.
 
     Source: Sakarvadia et al. (2025), arXiv:2410.02159, and its code
     (github.com/msakarvadia/memorization). Differs: masks of neurons, where theirs are of single
@@ -41,7 +42,7 @@ class BalancedSubnet(UnlearnedMask):
         momentum: of SGD; the authors'.
         weight_decay: of SGD; the authors'.
         steps: the authors try 1 to 3000 epochs. Search it on dev texts.
-        texts_per_step: general texts in each step, n above.
+        texts_per_step: general texts in each step, at most; n above.
         texts: token ids of general text; by default 48 texts that the model writes.
         seed: of the parameters at the start, of the order of general texts, and of those that the
             model writes.

@@ -25,9 +25,10 @@ class WithGeneralText(Localizer):
     writes, as for the contrast of our other methods (``Contrasted``).
 
     Of given texts every token but the first is predicted, of written ones those that greedy
-    decoding put there. The beginning-of-text token of models that were trained with one is not the
-    first: it predicts nothing, as in the text that is scored. A given text that shares a run of 13
-    tokens with the text that is scored, or holds it, or lies in it, is left out of its comparison.
+    decoding put there (by Activation Contrast every token but the first). The beginning-of-text
+    token of models that were trained with one is not the first: it predicts nothing, as in the text
+    that is scored. A given text that shares a run of 13 tokens with the text that is scored, or
+    holds it, or lies in it, is left out of its comparison.
 
     Args:
         texts: token ids of general text; by default the model writes it, once for a model.

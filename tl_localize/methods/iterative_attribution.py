@@ -27,12 +27,13 @@ class IterativeAttribution(Contrasted):
         A(l, i) = S(l, i) of the first round                                        else
 
     O is the mean probability of the true suffix tokens while the neurons of earlier rounds are
-    ablated; m is the highest S of those that are never ablated. Each round ablates the neurons with
-    the largest S, so that what takes over from ablated neurons is measured while they are ablated:
-    1, 2, 4, ... of each layer up to 1 / rounds of the share, then 1 / rounds in each. So one run
-    serves small and large ratios: the sets of all ratios are nested. O is bounded, so tokens that
-    are already lost have no gradient. G is what general text needs of the neuron: root mean square
-    over 48 texts that the model itself writes of d O / d gate, with a mean of 1 (``Contrasted``).
+    ablated; m is the highest S of those that are never ablated, or 0 where none is positive. Each
+    round ablates the neurons with the largest S, so that what takes over from ablated neurons is
+    measured while they are ablated: 1, 2, 4, ... of each layer up to 1 / rounds of the share, then
+    1 / rounds in each. So one run serves small and large ratios: the sets of all ratios are nested.
+    O is bounded, so tokens that are already lost have no gradient. G is what general text needs of
+    the neuron: root mean square over 48 texts that the model itself writes of d O / d gate, with a
+    mean of 1 (``Contrasted``).
 
     Source: pruning in rounds by gradient times gate is iterative SNIP and FORCE (de Jorge et al.
     (2021), arXiv:2006.09081). With ``contrast=0`` this is their rule, turned round: they remove
@@ -53,7 +54,7 @@ class IterativeAttribution(Contrasted):
         [layer neuron]; at most 1 + m, without a unit.
 
     Raises:
-        ValueError: contrast is negative or not finite, or first_layer leaves no layer of the model.
+        ValueError: contrast is not in [0, 100], or first_layer leaves no layer of the model.
 
     >>> len(IterativeAttribution(rounds=3)(model, sequence).top_k(0.01))  # not of layer 0
     75

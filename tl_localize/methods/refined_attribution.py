@@ -50,10 +50,11 @@ class RefinedAttribution(Contrasted):
         seed: of the texts that the model writes.
 
     Returns:
-        [layer neuron]; the final set is ``top_k(share, rounding="floor")``.
+        [layer neuron]; the final set is ``top_k(share, per=per, rounding="floor")``, or where the
+        share selects none ``top_k(count=1, per=per)``.
 
     Raises:
-        ValueError: contrast is negative or not finite, or first_layer leaves no layer of the model.
+        ValueError: contrast is not in [0, 100], or first_layer leaves no layer of the model.
 
     >>> scores = RefinedAttribution(share=0.002, per="model", steps=2)(model, sequence)
     >>> len(scores.top_k(0.002, per="model"))  # not of layer 0

@@ -25,7 +25,13 @@ from tl_localize.model.forward import (
     unhooked,
     versions,
 )
-from tl_localize.model.hooks import added_hooks, own_attribute, registered, undone_together
+from tl_localize.model.hooks import (
+    added_hooks,
+    interrupt_waits,
+    own_attribute,
+    registered,
+    undone_together,
+)
 from tl_localize.units import NEURONS, UNITS, Acts, Units, check_units, model_name
 
 Hook = Callable[..., Tensor]
@@ -252,8 +258,9 @@ class ModelView:
             with self.one_gelu_kernel(), graph_dropped(self.model):
                 yield
         finally:
-            for parameter in trained:
-                parameter.requires_grad_(True)
+            with interrupt_waits():
+                for parameter in trained:
+                    parameter.requires_grad_(True)
 
     def _added(
         self, hooks: Iterable[tuple[str, Hook]], prepend: bool = False

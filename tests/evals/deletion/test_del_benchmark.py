@@ -213,6 +213,8 @@ def test_single_layers_at_two_ratios_share_a_folder(gpt2_like, benchmark_of, tmp
         ({"ratios": (0.1, 0.1)}, "ratios must be different fractions"),
         ({"ratios": 0.1}, r"ratios must be several numbers, got 0.1. Write a tuple"),
         ({"multiples": 2}, "multiples must be several numbers, got 2"),
+        ({"multiples": ()}, "multiples must be different counts"),
+        ({"multiples": (1, 1)}, "multiples must be different counts"),
         ({"n_dev": 7}, "n_dev must leave at least one of the 7 sequences for the test, got 7"),
         ({"ablation": "noise"}, "ablation must be one of"),
         ({"general_tokens": torch.full((2, 5), 61)}, r"\[0, 61\), got 61 in general_tokens"),

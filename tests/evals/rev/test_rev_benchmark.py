@@ -248,6 +248,9 @@ def test_an_earlier_checkpoint_takes_the_place_of_training(rev):
     own = bits(later)
     with pytest.raises(ValueError, match="n_groups must be left out"):
         RevBenchmark(later, group, rev.general_tokens, before=before, n_groups=2)
+    for setting in ({"n_sequences": 2}, {"recipe": replace(rev.recipe, general=3)}):
+        with pytest.raises(ValueError, match=f"{next(iter(setting))} must be left out"):
+            RevBenchmark(later, group, rev.general_tokens, before=before, **setting)
     benchmark = RevBenchmark(later, group, rev.general_tokens, before=before, ratios=(0.5, 1.0))
     assert benchmark.groups()[0].sequences
     frame = benchmark.run().frame

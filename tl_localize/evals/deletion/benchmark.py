@@ -57,7 +57,7 @@ class DelBenchmark(Benchmark[DelResults]):
     Everything is a forward pass with hooks: no weight is touched. Random is always among the
     methods.
 
-    Source: Chang et al. (2024), arXiv:2311.09060, section 4.2; of single layers 5.4 and A.10.
+    Source: Chang et al. (2024), arXiv:2311.09060, section 3.2; of single layers 5.4 and A.10.
 
     Args:
         sequences: Memorized sequences, the dev ones first.
@@ -70,7 +70,7 @@ class DelBenchmark(Benchmark[DelResults]):
             default. All of them are negatives.
         ablation: What an ablated neuron's activation becomes: ``"zero"``, the paper's dropout,
             ``"mean"`` or ``"resample"`` over ``general_tokens``.
-        first_layer: Layers below it are spared.
+        first_layer: Layers below it are spared; a model of one layer takes 0.
         seed: Of resample ablation and of Random.
         decode: Token ids -> text; the model's tokenizer unless given. A model without one has
             distances in tokens.
@@ -129,6 +129,11 @@ class DelBenchmark(Benchmark[DelResults]):
         check_several(ratios=self.ratios, multiples=self.multiples)
         for multiple in self.multiples:
             check_count(multiples=multiple)
+        if not 0 < len(set(self.multiples)) == len(self.multiples):
+            raise ValueError(
+                f"multiples must be different counts, got {self.multiples}. Write for example "
+                "(1, 5)."
+            )
         if self.n_targets is not None:
             check_count(n_targets=self.n_targets)
         if not self.test_sequences:

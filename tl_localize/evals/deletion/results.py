@@ -44,7 +44,7 @@ class DelResults(Measured):
             ablation, n_neurons, n_layers (that they are in), delta_self_accuracy,
             delta_self_levenshtein, delta_neg_accuracy, delta_neg_levenshtein (means over the other
             test sequences, nan where there is none), delta_perplexity, delta_perplexity_base2
-            (2 ** nats, as published), and what they were before.
+            (2 ** nats, as published), what they were before, and seconds of the scores.
         settings: What it was measured with.
         missing: What a run was asked for and has not got, one row per sequence x method x ratio:
             method, part (the sequence), scope (the ratio), reason.

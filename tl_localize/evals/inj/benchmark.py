@@ -59,13 +59,13 @@ class InjBenchmark(Benchmark[InjResults]):
     written together with seed ``seed + g``; sentences that are left over, because no group can take
     them, are not measured.
 
-    Source: Chang et al. (2024), arXiv:2311.09060, section 4.1. Differs: RowNorm and the form with
+    Source: Chang et al. (2024), arXiv:2311.09060, section 3.1. Differs: RowNorm and the form with
     distractors are ours.
 
     Args:
         sequences: the sentences; each is injected and localized whole, with its first token as the
             prefix.
-        ratio: share of all rows that one sentence is written into.
+        ratio: share of all rows that one sentence is written into, at most 0.5.
         learning_rate: of the injection; by default the paper's, 0.05 at ratios up to 0.2 %, 0.01 up
             to 2 %, and 0.003 beyond; 0.005 with distractors.
         max_steps: of the injection; by default the paper's 200, 400 at ratios above 2 %, 1000 with

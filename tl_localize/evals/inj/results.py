@@ -12,8 +12,8 @@ class InjResults(Measured):
     """What INJ measured.
 
     Args:
-        frame: one row per sequence x method x ratio: sequence_id, method, injection_ratio, seed,
-            group (the sequence itself without distractors), converged, loss, steps, ratio and
+        frame: one row per sequence x method x ratio: model, sequence_id, method, injection_ratio,
+            seed, group (the sequence itself without distractors), converged, loss, steps, ratio and
             multiple (of the top share looked at), recall (top share of each layer) and
             recall_across_layers (top share of the model), the same of the other sentences' rows as
             foreign_recall, seconds.

@@ -81,7 +81,8 @@ class RevBenchmark(Benchmark[RevResults]):
             which takes 2 rows at least.
         before: an earlier checkpoint of the model, in place of training: targets are those
             sequences that the model recites; none that the checkpoint recites too is accepted.
-        n_sequences: sentences in one model; with one, others are not measured.
+        n_sequences: sentences in one model; with one, others are not measured. Like ``n_groups``
+            and ``recipe`` of the training, and left out with ``before``.
         n_groups: how many models are trained; by default half of the groups that the sentences
             fill, at most 3.
         ratios: shares of each layer that are put back.
@@ -126,11 +127,8 @@ class RevBenchmark(Benchmark[RevResults]):
         check_seed(self.seed, bits=32)
         if self.n_groups is not None:
             check_count(n_groups=self.n_groups)
-        if self.before is not None and self.n_groups not in (None, 1):
-            raise ValueError(
-                f"n_groups must be left out with an earlier checkpoint, got {self.n_groups}. It is "
-                "one model, and its texts are one group."
-            )
+        if self.before is not None:
+            self._check_untrained()
         view = NeuronView(self.model, self.units)
         check_several(ratios=self.ratios)
         if not self.ratios or list(self.ratios) != sorted(set(self.ratios)):
@@ -149,6 +147,22 @@ class RevBenchmark(Benchmark[RevResults]):
                 f"sequences must fill {size} groups of {self.n_sequences} that begin with "
                 f"different tokens, got {len(self.sequences)}. Give more, or fewer groups."
             )
+
+    def _check_untrained(self) -> None:
+        """Raise ValueError where a setting of the training is given and nothing is trained."""
+        default = type(self)
+        n_groups = None if self.n_groups == 1 else self.n_groups
+        given: dict[str, tuple[object, object]] = {
+            "n_sequences": (self.n_sequences, default.n_sequences),
+            "n_groups": (n_groups, None),
+            "recipe": (self.recipe, default.recipe),
+        }
+        for name, (value, unset) in given.items():
+            if value != unset:
+                raise ValueError(
+                    f"{name} must be left out with an earlier checkpoint, got {value}. Nothing is "
+                    "trained, and its texts are one group."
+                )
 
     def groups(self, parts: int = 1) -> list[Group]:
         """The sentences of each model. With an earlier checkpoint, one group of all targets."""

@@ -20,7 +20,7 @@ class RevResults(Measured):
     token.
 
     Args:
-        frame: one row per sentence x method x ratio x direction: sequence_id, method, group,
+        frame: one row per sentence x method x ratio x direction: model, sequence_id, method, group,
             direction (``"put_back"`` or ``"graft"``), converged, steps, ratio, delta_own_accuracy,
             delta_others_accuracy (mean over the other sentences of the group, nan where there is
             none), delta_general_loss.
