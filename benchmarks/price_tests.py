@@ -7,8 +7,8 @@ Paired tests in results folders of ``tl-localize del`` or of ``real/test_own_tex
 Self where Neg is -0.5, -1, -3 and -5 is read from the curve of means, as ``DelResults.at_price``
 does, over the n targets that both methods have. The error of the difference is its standard
 deviation over resamples of the targets, and p that of a two-tailed t with n - 1 degrees of freedom,
-times the number of tests that are made together: prices, methods and folders. Where more than a
-twentieth of the resamples never cost the price there is no test.
+times the number of tests that are made together: prices, methods and folders. Where one
+in forty of the resamples never costs the price, or begins beyond it, there is no test.
 """
 
 from __future__ import annotations

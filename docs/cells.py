@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
+from scipy import stats
 
 from tl_localize.stats import bootstrap
 
@@ -70,6 +71,13 @@ def mean_with_interval(values: pd.Series, decimals: int = 1) -> str:
         return ""
     interval = bootstrap(len(known), lambda drawn: known[drawn].mean(1))
     return with_interval(float(known.mean()), interval, decimals)
+
+
+def with_t_interval(values: pd.Series, decimals: int = 1) -> str:
+    """Mean with the 95 % interval of Student's t, which is wide enough for a few values."""
+    half = float(stats.t.ppf(0.975, len(values) - 1) * values.sem())
+    mean = float(values.mean())
+    return with_interval(mean, (mean - half, mean + half), decimals)
 
 
 def power(p: float) -> str:

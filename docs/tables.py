@@ -45,6 +45,7 @@ from cells import (  # noqa: E402
     number,
     power,
     with_interval,
+    with_t_interval,
 )
 from comparison import read_frame  # noqa: E402
 from price_tests import difference_at, tests_at_prices  # noqa: E402
@@ -60,7 +61,7 @@ from tl_localize.evals.rev.results import ORACLES  # noqa: E402
 from tl_localize.evals.settings import default_settings  # noqa: E402
 from tl_localize.paper import published, with_titles  # noqa: E402
 from tl_localize.report.saving import flat  # noqa: E402
-from tl_localize.stats import bootstrap, gain_at, gains_at, paired_test  # noqa: E402
+from tl_localize.stats import N_RESAMPLES, bootstrap, gain_at, gains_at, paired_test  # noqa: E402
 
 PLACE = re.compile(r"(<!-- table: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.S)
 LOSSES = ("delta_self_accuracy", "delta_neg_accuracy")
@@ -416,7 +417,11 @@ def written_minus_memorized(losses: pd.Series) -> str:
 
     values = [losses[kind].to_numpy(dtype=float) for kind in ("written", "memorized")]
     drawn = stats.bootstrap(
-        values, difference, method="percentile", n_resamples=2000, rng=np.random.default_rng(0)
+        values,
+        difference,
+        method="percentile",
+        n_resamples=N_RESAMPLES,
+        rng=np.random.default_rng(0),
     )
     return with_interval(float(difference(*values)), drawn.confidence_interval)
 
@@ -717,6 +722,10 @@ EDITS = {
     "never injected": "a model that never saw it",
 }
 TESTED_EDIT = "activation_contrast 2 %"
+COMPARED_EDITS = (
+    *((TESTED_EDIT, other) for other in ("random 2 %", "all rows", "activations 2 %")),
+    *(("default of erase", other) for other in (TESTED_EDIT, "random 2 %", "all rows")),
+)
 N_COMPARED = 17  # edits that are compared with it on each model, also where some are still to come
 TRAINING = {
     **{f"others_{step}": f"others, {step} steps" for step in (0, 50)},
@@ -757,6 +766,20 @@ def erase_table(model: str) -> str:
     prices = [f"Self at Neg = -{price}" for price in ("0.3", "1", "3")]
     also = ["extracted at -1 (%)", "KL at -1", f"{edit_title(TESTED_EDIT)} minus it at -1"]
     return markdown([f"edit ({len(tested)} texts)", *prices, *also], rows)
+
+
+def erase_pairs_table() -> str:
+    """Differences of two edits at each price, of the same texts, with intervals of Student's t."""
+    rows = []
+    for title, model in {**SHIPPED, "SmolLM2": SMOLLM2}.items():
+        edits = edits_of(f"erase-{model}")
+        for first, second in COMPARED_EDITS:
+            gaps = edits[first] - edits[second].loc[edits[first].index]
+            cells = [with_t_interval(gaps[f"self_{price}"]) for price in ("0.3", "1", "3")]
+            n_texts = f"{title} ({len(gaps)} texts)"
+            rows.append([n_texts, f"{edit_title(first)} minus {edit_title(second)}", *cells])
+    prices = [f"Self at Neg = -{price}" for price in ("0.3", "1", "3")]
+    return markdown(["model", "edits", *prices], rows)
 
 
 def return_table(model: str) -> str:
@@ -1127,6 +1150,7 @@ for shipped in (GPT2, PYTHIA):
     TABLES[f"erase_truth-{shipped}"] = partial(truth_table, shipped)
     TABLES[f"single-layers-{shipped}"] = partial(layers_of_shipped, shipped)
 TABLES["erasures"] = erasures_table
+TABLES["erase-pairs"] = erase_pairs_table
 TABLES["erase-smollm2"] = partial(erase_table, SMOLLM2)
 TABLES["erase_returned-smollm2"] = partial(return_table, SMOLLM2)
 for shipped in SHIPPED.values():

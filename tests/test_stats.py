@@ -15,6 +15,7 @@ from tl_localize.stats import (
     gain_at,
     html_table,
     paired_test,
+    rank_agreement,
     with_error,
 )
 
@@ -99,6 +100,38 @@ def test_bootstrap_is_nan_where_the_number_often_does_not_exist():
     ends = np.array([1.0, 1.0, 1.0, 9.0])
     found = bootstrap(4, lambda drawn: np.where(ends[drawn].mean(1) < 2, math.nan, 0.0))
     assert np.isnan(found).all() and np.isnan(bootstrap(1, lambda drawn: ends[drawn])).all()
+
+
+def test_a_resample_without_the_number_counts_against_both_ends():
+    values = np.random.default_rng(5).normal(size=40)
+
+    def known(drawn):  # missing in about 1 % of the resamples, those with the lowest means
+        means = values[drawn].mean(1)
+        return np.where(means < np.quantile(means, 0.01), math.nan, means)
+
+    low, high = bootstrap(40, known)
+    wanted = bootstrap(40, lambda drawn: values[drawn].mean(1))
+    assert low == wanted[0] and high > wanted[1]
+
+    def often_missing(drawn):
+        means = values[drawn].mean(1)
+        return np.where(means < np.quantile(means, 0.03), math.nan, means)
+
+    assert np.isnan(bootstrap(40, often_missing)).all()
+    assert math.isnan(bootstrap_error(40, often_missing))
+
+
+def test_means_that_are_equal_but_for_their_last_bit_are_a_tie():
+    other = [1.0, 3.0, 2.0, 4.0]
+    tied = rank_agreement([0.1, 0.3, 0.3, 0.4], other)
+    assert rank_agreement([0.1, 0.1 + 0.2, 0.3, 0.4], other) == tied
+
+
+def test_a_text_that_stands_twice_is_not_compared_twice():
+    rows = [("a", "x", 1.0), ("a", "y", 2.0), ("b", "x", 2.0), ("b", "y", 4.0), ("b", "y", 5.0)]
+    frame = pd.DataFrame(rows, columns=["method", "sequence_id", "recall"]).assign(ratio=0.1)
+    with pytest.raises(pd.errors.MergeError):
+        compare_with_reference(frame, "b", "recall", ["ratio"])
 
 
 def test_bootstrap_error_of_a_mean_is_its_standard_error():

@@ -13,6 +13,8 @@ from tl_localize.checks import check_choice
 
 Numbers = Sequence[float] | np.ndarray | pd.Series
 ALPHA = 0.05  # level of a test
+N_RESAMPLES = 10_000
+UNKNOWN = 0.025  # share of the resamples without a number, at which there is no interval
 
 
 def quantity(count: int, thing: str) -> str:
@@ -102,7 +104,7 @@ def compare_with_reference(
     better = "greater" if larger_is_better else "less"
     own = frame[frame["method"] == reference]
     pairs = frame[frame["method"] != reference].merge(
-        own, on=[*by, "sequence_id"], suffixes=("", "_reference")
+        own, on=[*by, "sequence_id"], suffixes=("", "_reference"), validate="many_to_one"
     )
     n_tests = own.groupby(list(by)).ngroups
     rows: list[list[object]] = []
@@ -165,10 +167,14 @@ def at_cost(price: float, costs: np.ndarray, gains: np.ndarray) -> str:
 
 
 def bootstrap(
-    n: int, statistic: Callable[[np.ndarray], np.ndarray], n_resamples: int = 2000, seed: int = 0
+    n: int,
+    statistic: Callable[[np.ndarray], np.ndarray],
+    n_resamples: int = N_RESAMPLES,
+    seed: int = 0,
 ) -> tuple[float, float]:
     """95 % interval of a number by resampling n observations with replacement (percentiles); nan
-    where the number does not exist in more than a twentieth of the resamples, or n is below 2.
+    where n is below 2. A resample in which the number does not exist counts as lower than all
+    others at the lower end, and as higher at the upper one; nan where one in forty is such.
 
     Args:
         statistic: the number of each resample, given the places of the observations that were
@@ -182,34 +188,41 @@ def bootstrap(
     found = _resampled(n, statistic, n_resamples, seed)
     if found is None:
         return math.nan, math.nan
-    low, high = np.percentile(found, [2.5, 97.5])
-    return float(low), float(high)
+    low, high = (
+        float(np.percentile(np.nan_to_num(found, nan=worst), q))
+        for worst, q in ((-math.inf, 2.5), (math.inf, 97.5))
+    )
+    return (low, high) if math.isfinite(high - low) else (math.nan, math.nan)
 
 
 def bootstrap_error(
-    n: int, statistic: Callable[[np.ndarray], np.ndarray], n_resamples: int = 2000, seed: int = 0
+    n: int,
+    statistic: Callable[[np.ndarray], np.ndarray],
+    n_resamples: int = N_RESAMPLES,
+    seed: int = 0,
 ) -> float:
     """Standard error of a number by resampling, as ``bootstrap`` does; nan where that is. It is the
-    deviation over resamples times sqrt(n / (n - 1)), so that of a mean it is the usual one.
+    deviation over resamples in which the number exists, times sqrt(n / (n - 1)), so that of a mean
+    it is the usual one.
 
     >>> values = np.array([1.0, 2.0, 4.0, 9.0])
-    >>> round(bootstrap_error(4, lambda drawn: values[drawn].mean(1)), 1)  # the usual one: 1.8
-    1.7
+    >>> round(bootstrap_error(4, lambda drawn: values[drawn].mean(1)), 1)  # the usual one
+    1.8
     """
     found = _resampled(n, statistic, n_resamples, seed)
-    return math.nan if found is None else float(found.std() * math.sqrt(n / (n - 1)))
+    return math.nan if found is None else float(np.nanstd(found) * math.sqrt(n / (n - 1)))
 
 
 def _resampled(
     n: int, statistic: Callable[[np.ndarray], np.ndarray], n_resamples: int, seed: int
 ) -> np.ndarray | None:
-    """The number in each resample where it exists; None where it does not in too many."""
+    """The number in each resample, nan where it does not exist; None where one in forty is nan."""
     if n < 2:
         return None
     draws = np.random.default_rng(seed).integers(n, size=(n_resamples, n))
-    found = statistic(draws)
-    known = found[np.isfinite(found)]
-    return known if len(known) >= 0.95 * n_resamples else None
+    found = np.asarray(statistic(draws), dtype=float)
+    found = np.where(np.isfinite(found), found, math.nan)
+    return None if np.isnan(found).mean() >= UNKNOWN else found
 
 
 def rank_agreement(first: Numbers, second: Numbers) -> tuple[float, float]:
@@ -221,7 +234,9 @@ def rank_agreement(first: Numbers, second: Numbers) -> tuple[float, float]:
     """
     if len(first) < 2:
         return math.nan, math.nan
-    found: Any = stats.kendalltau(np.asarray(first, float), np.asarray(second, float))
+    # means that are equal differ in their last bit
+    pair = (np.round(np.asarray(values, float), 9) for values in (first, second))
+    found: Any = stats.kendalltau(*pair)
     return float(found.statistic), float(found.pvalue)
 
 

@@ -107,6 +107,10 @@ def test_confusion_by_category_counts_targets_alone(measured):
         confusion={key: matrix.iloc[:3] for key, matrix in results.confusion.items()},
     )
     assert confusion_by_category(few, n_shuffles=9)["n"].eq(3).all()
+    some = results.before.assign(category=["", "", *categories[2:]])
+    alone = DelResults(results.frame, before=some, confusion=results.confusion)
+    n_within = confusion_by_category(alone, n_shuffles=9)["n_within"]
+    assert n_within.eq(sum(map(categories[2:].count, categories[2:])) - 3).all()
 
 
 def test_layers_against_all_compares_target_by_target(gpt2_like, benchmark_of):
@@ -142,6 +146,9 @@ def test_layers_against_all_counts_the_layers_that_erase_as_much():
     mean = (-10 - 70 / 3 - 60) / 3
     assert (row["all"], row["best"], row["mean_layer"]) == pytest.approx((-50, -60, mean))
     assert row["p_value"] < 0.05
+    some = [row for row in rows if (row["layer"], row["sequence_id"]) not in [(None, 0), (2, 1)]]
+    (row,) = layers_against_all(pd.DataFrame(some)).to_dict("records")
+    assert (row["n"], row["all"], row["best"]) == pytest.approx((1, -40, -70))
 
 
 def test_del_takes_the_best_neurons_of_the_whole_model(neox_like, benchmark_of):

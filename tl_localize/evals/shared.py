@@ -389,7 +389,7 @@ def means_of(frame: pd.DataFrame, keys: list[str], metrics: list[str]) -> pd.Dat
     """Mean, standard error and number of the values of each metric, by the keys."""
     long = frame.melt(keys, metrics, "metric")
     values: Any = long.groupby([*keys, "metric"], sort=False)["value"]
-    return values.agg(mean="mean", standard_error="sem", n="size").reset_index()
+    return values.agg(mean="mean", standard_error="sem", n="count").reset_index()
 
 
 def count_missing(rows: pd.DataFrame, missing: pd.DataFrame) -> str:

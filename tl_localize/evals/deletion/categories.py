@@ -16,7 +16,8 @@ def confusion_by_category(
 ) -> pd.DataFrame:
     """What other texts lose when a text's neurons are ablated: of its own category (within) and of
     others (between), and a permutation test, one-tailed, that it is more within. Only texts that
-    were targets count, so that every one is ablated and measured.
+    were targets count, so that every one is ablated and measured; a text without a category has one
+    of its own.
 
     Source: the numbers of figures 2, 5 and 6 of Chang et al. (2024), arXiv:2311.09060, which has
     figures alone.
@@ -33,7 +34,8 @@ def confusion_by_category(
     rows: list[list[Any]] = []
     for (method, ratio), matrix in results.confusion.items():
         categories = results.before.set_index("sequence_id")["category"]
-        groups = categories.reindex(matrix.index).tolist()
+        of_text = categories.reindex(matrix.index).items()
+        groups = [category or f"alone: {text}" for text, category in of_text]
         values = 100 * matrix.reindex(columns=matrix.index).to_numpy(dtype=float)
         within, between = within_and_between(values, groups)
         p = group_test(values, groups, n_shuffles, seed)

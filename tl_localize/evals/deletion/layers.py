@@ -39,7 +39,9 @@ def layers_against_all(single_layers: pd.DataFrame) -> pd.DataFrame:
     for key, part in single.groupby(keys, sort=False):
         method, ratio, _ = key
         by_layer = part.pivot_table("delta_self_accuracy", "sequence_id", "layer")
-        of_all = everywhere[method, ratio].reindex(by_layer.index)
+        of_all = everywhere[method, ratio]
+        texts = by_layer.dropna().index.intersection(of_all.index)
+        by_layer, of_all = by_layer.loc[texts], of_all.loc[texts]
         means = 100 * by_layer.mean()
         p = paired_test(of_all, by_layer.mean(axis=1), "less")
         mean = 100 * of_all.mean()

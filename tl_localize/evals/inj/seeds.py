@@ -23,7 +23,7 @@ def compare_seeds(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
     [1.0]
     """
     keys = ["sequence_id", "method", "injection_ratio", "ratio"]
-    both = first.merge(second, on=keys, suffixes=("", "_other_seed"))
+    both = first.merge(second, on=keys, suffixes=("", "_other_seed"), validate="one_to_one")
     both = both[both["converged"] & both["converged_other_seed"]]
     rows: list[list[Any]] = []
     for key, group in both.groupby(keys[1:], sort=False):
