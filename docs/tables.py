@@ -1088,6 +1088,9 @@ TABLES: dict[str, Callable[[], str]] = {
         paper_tables.counts_points(SMOLLM2), (*BY_CATEGORY, "zero_out"), (0.5, 1, 3, 5)
     ),
     "paper-ablations-smollm2": lambda: paper_tables.ablations_table(SMOLLM2, OTHER_ABLATIONS),
+    "paper-single-smollm2": lambda: single_layers_table(
+        paper_tables.frames_of(SMOLLM2)["single_layers"].query("method != 'random'")
+    ),
     "paper-expanded-smollm2": lambda: paper_tables.expanded_table(SMOLLM2, IN_OTHER_ROWS),
     "paper-rev-smollm2": lambda: paper_tables.rev_table(
         SMOLLM2, REV_OF_PAPER_TEXTS, SHARES_OF_PAPER_TEXTS
