@@ -149,7 +149,7 @@ def edit_weights(
     with torch.no_grad():
         loss_before = batch_loss(model, batch)[0]
     with in_training(model, parameters), torch.enable_grad():
-        adam = torch.optim.Adam(parameters, lr=learning_rate)
+        adam = torch.optim.Adam(parameters, lr=learning_rate, fused=True)
         for step in range(1, max_steps + 1):
             adam.zero_grad()
             loss = batch_loss(model, batch)[0]
@@ -196,7 +196,7 @@ def resurfacing(
     parameters = list(model.parameters())
     found = []
     with change(), in_training(model, parameters), torch.enable_grad():
-        adam = torch.optim.Adam(parameters, lr=learning_rate)
+        adam = torch.optim.Adam(parameters, lr=learning_rate, fused=True)
         for step in range(max(at_steps) + 1):
             if step in (0, *at_steps):
                 found.append(float(accuracy(model, text)))

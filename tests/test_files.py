@@ -18,6 +18,7 @@ from tl_localize.files import (
     prepare_folder,
     refuse_unreadable,
     remove_leftovers,
+    write_json,
     write_text,
     write_whole,
 )
@@ -42,20 +43,6 @@ def test_write_text_leaves_the_old_file_when_it_fails(tmp_path, monkeypatch):
         write_text(path, "new")
     assert path.read_text() == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["a.txt"]
-
-
-@pytest.mark.parametrize("links", [True, False])
-def test_new_file_does_not_replace_one(tmp_path, monkeypatch, links):
-    def none(*_):
-        raise PermissionError("this file system has no links")
-
-    if not links:
-        monkeypatch.setattr(os, "link", none)
-    write_whole(tmp_path / "a", b"1", new=True)
-    with pytest.raises(FileExistsError):
-        write_whole(tmp_path / "a", b"2", new=True)
-    assert (tmp_path / "a").read_bytes() == b"1"
-    assert [p.name for p in tmp_path.iterdir()] == ["a"]
 
 
 def test_only_leftovers_of_a_day_are_removed(tmp_path):
@@ -143,3 +130,8 @@ def test_digest_follows_every_bit_and_no_order_of_names():
     assert len({digest(value) for value in [numbers, *others]}) == 1 + len(others)
     assert digest({"a": 1, "b": [2]}) == digest({"b": (2,), "a": 1})
     assert digest("a", "b") != digest("ab")
+
+
+def test_truth_values_of_numpy_stay_truth_values(tmp_path):
+    write_json(tmp_path / "a.json", {"yes": np.bool_(True), "no": np.bool_(False)})
+    assert json.loads((tmp_path / "a.json").read_text()) == {"yes": True, "no": False}

@@ -201,3 +201,7 @@ def test_from_text_has_no_bos_that_the_tokenizer_lacks(reader, bpe):
     bpe.bos_token = None
     with pytest.raises(ValueError, match="prepend_bos must be false"):
         MemorizedSequence.from_text(reader, "two roads", " diverged", prepend_bos=True)
+
+
+def test_a_number_of_numpy_is_a_number():
+    assert type(MemorizedSequence(torch.arange(5), np.int64(2)).n_prefix) is int

@@ -14,6 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, ClassVar, TypeVar
 
+import numpy as np
 import safetensors
 import torch
 from safetensors.torch import save as serialize
@@ -55,19 +56,15 @@ def refuse_unreadable(
         ) from error
 
 
-def write_whole(
-    path: str | Path, data: bytes, temporary_folder: Path | None = None, *, new: bool = False
-) -> None:
+def write_whole(path: str | Path, data: bytes, temporary_folder: Path | None = None) -> None:
     """Write under a temporary name, force it to the disk, rename: after a crash at any moment there
     is the whole file or none.
 
     Args:
         path: a link is followed.
         temporary_folder: on the same file system; by default the file's own.
-        new: of several processes that write this name at a time, one succeeds.
 
     Raises:
-        FileExistsError: with ``new``, there is a file of this name.
         OSError: there is no room, or no such folder, or it can't be written.
         ValueError: something else than a regular file is there.
     """
@@ -83,9 +80,7 @@ def write_whole(
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        (_link if new else os.replace)(temporary, path)
-    except FileExistsError:
-        raise
+        os.replace(temporary, path)
     except OSError as error:
         raise OSError(
             error.errno,
@@ -95,20 +90,6 @@ def write_whole(
         ) from error
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def _link(temporary: Path, path: Path) -> None:
-    """Give a file a name that no file has; where the file system has no links, two processes at
-    once could both succeed.
-    """
-    try:
-        os.link(temporary, path)
-    except OSError:
-        if path.exists():
-            raise FileExistsError(
-                f"path must be new, got {str(path)!r}, which is there. Choose another name."
-            ) from None
-        os.replace(temporary, path)
 
 
 def remove_leftovers(folder: Path) -> None:
@@ -342,6 +323,8 @@ def _plain(value: Any) -> Any:
     """
     if isinstance(value, Integral):
         return int(value)
+    if isinstance(value, np.bool_):
+        return bool(value)
     return float(value) if isinstance(value, Real) else str(value)
 
 

@@ -61,6 +61,7 @@ class MemorizedSequence:
                 f"{self.n_prefix}. The suffix needs a token to be scored on."
             )
         object.__setattr__(self, "tokens", tokens.detach().to("cpu", torch.long, copy=True))
+        object.__setattr__(self, "n_prefix", int(self.n_prefix))  # numpy's is none that JSON takes
 
     @classmethod
     def from_text(

@@ -564,8 +564,9 @@ def test_tune_explains_a_mistake(run, tmp_path, arguments, message):
     assert result.exit_code == 2 and message in result.stderr, result.stderr
 
 
-def test_inj_with_distractors_takes_whole_groups(asked):
-    invoke("inj --distractors 3 --methods activations --model reference-gpt2 --out", "unused")
+def test_inj_with_distractors_takes_whole_groups(asked, tmp_path):
+    command = "inj --distractors 3 --methods activations --model reference-gpt2 --out"
+    invoke(command, str(tmp_path / "unused"))
     ((benchmark, _),) = asked
     assert [len(group.sequences) for group in benchmark.groups()] == [4, 4]
 

@@ -134,3 +134,10 @@ def test_collect_refuses_what_is_no_token_sequence(gpt2_like, item, message):
 def test_collect_refuses_sequences_longer_than_the_context(gpt2_like):
     with pytest.raises(ValueError, match=r"n_prefix \+ n_suffix must be at most n_ctx=32, got 80"):
         collect_memorized(gpt2_like, [[1]], decode=letters)
+
+
+def test_collect_names_a_window_on_which_a_logit_is_no_number(gpt2_like, corpus):
+    rows = corpus(gpt2_like)
+    broken = gpt2_like.hooks([("ln_final.hook_normalized", lambda act, hook: act * torch.nan)])
+    with broken, pytest.raises(ValueError, match=r"logits must be numbers, got NaN in 'row-"):
+        collect_memorized(gpt2_like, rows, CRITERIA, decode=letters)

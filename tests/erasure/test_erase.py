@@ -29,6 +29,7 @@ from tl_localize.erasure.measures import kl_of_edit
 from tl_localize.methods import Attribution, ZeroOut, contrast
 from tl_localize.model.environment import fingerprint
 from tl_localize.model.neurons import NeuronView
+from tl_localize.texts.known import MIN_ACCURACY
 
 
 @pytest.fixture(scope="module")
@@ -415,6 +416,16 @@ def test_others_that_the_model_does_not_recite_watch_nothing(model, texts, how):
     given = how | {"others": [texts[1], *unknown, texts[2]]}
     assert erase(model, texts[0], max_steps=2, **given).settings["others"] == 2
     assert erase(model, texts[0], max_steps=2, check=False, **given).settings["others"] == 4
+
+
+def test_seven_right_tokens_of_ten_are_recited(model, texts, how, monkeypatch):
+    """In float32 their share is below 0.7."""
+    share = torch.tensor(0.7)
+    assert share.item() < MIN_ACCURACY
+    module = import_module("tl_localize.erasure.erase")  # not the function of this name
+    monkeypatch.setattr(module, "accuracy", lambda model, some: share.expand(len(some)))
+    given = how | {"others": texts[1:4]}
+    assert erase(model, texts[0], max_steps=2, **given).settings["others"] == 3
 
 
 def test_a_source_of_other_weights_is_refused(model, texts, how, tmp_path):

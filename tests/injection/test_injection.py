@@ -143,3 +143,10 @@ def test_injection_comes_back_from_disk(gpt2_like, sequence, tmp_path):
     for name in ("rows", "losses"):
         assert torch.equal(getattr(loaded, name), getattr(injection, name))
     assert (loaded.converged, loaded.sequence_id) == (injection.converged, injection.sequence_id)
+
+
+def test_whether_it_converged_is_saved_for_any_number(gpt2_like, sequence, tmp_path):
+    how = QUICK | {"max_steps": 1, "stop_loss": np.float64(1e-9)}
+    injection = inject(gpt2_like, sequence, seed=0, **how)
+    injection.save(tmp_path / "rows.safetensors")
+    assert Injection.load(tmp_path / "rows.safetensors").converged is injection.converged is False

@@ -1,5 +1,7 @@
 """Iterative Attribution against a loop that ablates by hooks and measures again."""
 
+from itertools import count
+
 import pytest
 import torch
 from oracles import gate_gradient_of, mean_probability
@@ -85,3 +87,19 @@ def test_rounds_lower_the_probability_more_than_one_pass(make_model, make_sequen
 def test_iterative_attribution_rejects_a_first_layer_beyond_the_model(gpt2_like, sequence):
     with pytest.raises(ValueError, match="first_layer must be below 2, the number"):
         IterativeAttribution(first_layer=2)(gpt2_like, sequence)
+
+
+def test_effects_of_a_later_round_that_are_no_numbers_are_refused(gpt2_like, sequence):
+    """As where an ablation makes float16 overflow."""
+    method = IterativeAttribution(rounds=2, share=0.25, contrast=0)
+    values = method(gpt2_like, sequence).values
+    passes = count()
+
+    def overflow(act, hook):
+        return act * (torch.nan if next(passes) else 1)
+
+    assert values.isfinite().all()
+    broken = gpt2_like.hooks([("blocks.1.hook_mlp_out", overflow)])
+    with broken, pytest.raises(ValueError, match="values must be finite"):
+        list(method.map(gpt2_like, [sequence], check=False))
+    assert next(passes) > 1

@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 from oracles import parameter_of
 from rivals import SHORT_RIVALS, TEXTS, UNLEARNED
 
-from tl_localize import METHODS, MemorizedSequence, NotRecitedWarning, accuracy
+from tl_localize import (
+    METHODS,
+    Localizer,
+    MemorizedSequence,
+    NeuronScores,
+    NotRecitedWarning,
+    accuracy,
+)
 from tl_localize.files import identity_text
 from tl_localize.methods import contrast
 
@@ -328,8 +335,6 @@ def test_method_of_the_users_own_needs_attribute_only(gpt2_like, sequences):
     from dataclasses import dataclass
     from typing import ClassVar
 
-    from tl_localize import Localizer
-
     @dataclass(frozen=True, kw_only=True)
     class Mine(Localizer):
         name: ClassVar[str] = "mine"
@@ -360,3 +365,26 @@ def test_scores_say_from_which_layer_on_a_method_chose(neox_like, sequence, name
     assert not scores.top_k(0.2, per="model").mask[0].any()
     with pytest.raises(ValueError, match="first_layer must be 1"):
         scores.top_k(0.2, first_layer=0)
+
+
+def test_a_layer_that_a_method_of_ones_own_began_at_stays(gpt2_like, sequence):
+    class Late(Localizer):
+        name = "late"
+
+        def attribute(self, neurons, sequence):
+            return NeuronScores(torch.rand(neurons.size), first_layer=1)
+
+    scores = Late()(gpt2_like, sequence)
+    assert scores.first_layer == 1 and scores.method == "late"
+    assert not scores.top_k(0.5, per="model").mask[0].any()
+
+
+def test_a_method_that_returns_scores_of_other_sequences_is_refused(gpt2_like, sequence):
+    class Short(Localizer):
+        name = "short"
+
+        def attribute_batch(self, neurons, sequences, report):
+            return torch.zeros(1, *neurons.size)
+
+    with pytest.raises(ValueError, match=r"attribute_batch must return scores of all 2 sequences"):
+        list(Short().map(gpt2_like, [sequence, sequence], check=False))

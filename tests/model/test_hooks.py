@@ -17,6 +17,7 @@ from rivals import SHORT_RIVALS
 from tl_localize import METHODS, Injection, MemorizedSequence, NeuronSet, Recipe, inject, learn
 from tl_localize.files import digest
 from tl_localize.injection.injected import rows_replaced
+from tl_localize.model.forward import unhooked
 from tl_localize.model.neurons import NeuronView
 
 SHORT = SHORT_RIVALS | {
@@ -351,3 +352,26 @@ def test_an_interrupt_between_the_ends_of_two_changes_waits(gpt2_like, unchanged
         assert not any(point.fwd_hooks for point in gpt2_like.hook_dict.values()), number
         check()
     assert number > 10
+
+
+def test_an_interrupt_while_hooks_of_the_user_come_back_waits(gpt2_like):
+    hooks = [(name, lambda act, hook: None) for name in gpt2_like.hook_dict]
+    with gpt2_like.hooks(hooks):
+        points = gpt2_like.hook_dict.values()
+        before = [len(point._forward_hooks) for point in points]
+        code = unhooked.__wrapped__.__code__
+
+        def trace(frame, event, _):
+            if frame.f_code is code and event == "line":
+                press_ctrl_c()
+            return trace
+
+        earlier = sys.gettrace()
+        block = unhooked(gpt2_like)
+        block.__enter__()
+        sys.settrace(trace)
+        block.gen.gi_frame.f_trace = trace
+        with pytest.raises(KeyboardInterrupt):
+            block.__exit__(None, None, None)
+        sys.settrace(earlier)
+        assert [len(point._forward_hooks) for point in points] == before

@@ -86,3 +86,10 @@ def test_a_wide_table_is_not_wrapped_in_a_pipe(capsys):
     show(pd.DataFrame(cells, index=pd.Index(["Hard Concrete"], name="method")))
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "Hard Concrete" in line]
     assert line.count("-43.5 ± 2.2 / -27.7 ± 0.8") == 12
+
+
+def test_ranked_by_loss_puts_what_has_no_number_last_without_a_bar():
+    part = table({"A": ["costs at least 13.9"], "B": ["6.1 ± 3"], "C": ["-20.1"]}, ["Self"])
+    ((_, shown),) = rank_rows(pd.concat({"1 %": part}), lowest_first=True)
+    assert names(shown) == ["C", "B", "A"]
+    assert not str(list(shown.columns[1].cells)[-1])

@@ -395,3 +395,19 @@ def test_rows_of_any_iterable(lettered):
     for source in (frame, frame["text"], by_name.values(), iter(TEXTS), tuple(TEXTS)):
         assert read(lettered, source, n_prefix=9) == EXPECTED
     assert sorted(text for *_, text in read(lettered, set(TEXTS), n_prefix=9)) == sorted(TEXTS)
+
+
+@pytest.mark.parametrize("nothing", [None, float("nan"), np.float32("nan"), pd.NA, pd.NaT])
+def test_cells_with_nothing_in_them_are_left_out(lettered, nothing):
+    tokens = [*map(ord, TEXTS[0])]
+    row = {"tokens": tokens, "id": nothing, "category": nothing, "bos": nothing, "n_prefix": 9}
+    frame = pd.DataFrame([row, row | {"id": "b", "category": "poem", "bos": ""}], dtype=object)
+    first, second = Data(source=frame).entries()
+    assert (first.id, first.category, first.bos, first.n_prefix) == ("", "", "", 9)
+    assert (second.id, second.category) == ("b", "poem")
+
+
+@pytest.mark.parametrize("row", [{"prefix": 5, "suffix": 7}, {"prompt": 5, "all": 7}, {"text": 5}])
+def test_a_number_in_place_of_a_text_is_named(lettered, row):
+    with pytest.raises(ValueError, match=r"must be text or a list of whole numbers, got 5 at row"):
+        read(lettered, [row])

@@ -83,7 +83,6 @@ def run_inj(options: InjOptions) -> None:
     others = f"distractors-{options.distractors}" if options.distractors else ""
     folder = folder_of(options.run, "inj", name, units.name, others)
     model = options.model.load()
-    store = Store(folder)
     limit, size = options.limit, options.distractors + 1
     if limit is None and data is None and is_reference(name):
         limit = math.ceil(presets.INJ_SENTENCES / size) * size  # whole groups
@@ -105,6 +104,7 @@ def run_inj(options: InjOptions) -> None:
             distractors=options.distractors,
         )
         runs.append((benchmark, of_ratio))
+    store = Store(folder)
     finished = compute(options.run, options.model, runs, store)
     conclude(store, interrupted=not finished, part=options.run.shard != WHOLE)
 
@@ -241,7 +241,6 @@ def run_rev(options: RevOptions) -> None:
     folder = folder_of(options.run, "rev", name, units.name, options.recipe, earlier)
     model = options.model.load()
     before = options.model.load(earlier) if earlier else None
-    store = Store(folder)
     if before is None:
         sequences = inj_sequences(model, data)
     else:
@@ -267,6 +266,7 @@ def run_rev(options: RevOptions) -> None:
     texts = quantity(len(groups[0].sequences), "text")
     dev = "" if before else f" (the first {N_DEV} of the data are dev sentences and left out)"
     say(f"{quantity(len(groups), 'group')} of {texts}{dev}, model {name}")
+    store = Store(folder)
     finished = compute(options.run, options.model, [(benchmark, methods)], store)
     conclude(store, interrupted=not finished, part=options.run.shard != WHOLE)
 

@@ -29,7 +29,7 @@ from tl_localize.execution import Steps
 from tl_localize.execution.run import show_progress
 from tl_localize.files import check_out_file, prepare_folder
 from tl_localize.methods import Attribution, IterativeAttribution, Localizer
-from tl_localize.metrics import accuracy, check_recited, perplexity
+from tl_localize.metrics import RECITED, accuracy, check_recited, perplexity
 from tl_localize.model.neurons import LanguageModel, NeuronView
 from tl_localize.paper import short_title
 from tl_localize.report.layer_ablation import ablate_layers
@@ -51,7 +51,6 @@ EFFECT = "rise of the loss without it (nats per token, first order)"
 RISE = "rise of the loss (nats per token)"
 N_GENERAL = 8  # rows of general text
 GENERAL_LENGTH = 64  # tokens of each
-RECITED = 0.9  # accuracy of a text of the user's own; of one that many people know MIN_ACCURACY
 
 
 def show_demo(out: Console, id: str) -> None:

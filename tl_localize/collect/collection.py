@@ -127,8 +127,10 @@ def check_draw(n_dev: int, n_max: int | None, seed: int = 0) -> None:
     check_count(0, n_dev=n_dev)
     if n_max is not None:
         check_count(n_max=n_max)
-    if n_dev < 0 or (n_max is not None and n_max <= n_dev):
-        raise ValueError(f"n_dev must be at least 0 and below n_max={n_max}, got {n_dev}.")
+    if n_max is not None and n_max <= n_dev:
+        raise ValueError(
+            f"n_dev must be below n_max={n_max}, got {n_dev}. Keep fewer for choosing settings."
+        )
 
 
 def without_copies(found: list[Row], criteria: Criteria, report: Report) -> list[Row]:

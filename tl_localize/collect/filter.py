@@ -169,8 +169,16 @@ class Filter:
         tokens = self._tokens(batch)[:, : start + n]
         with self.view.one_gelu_kernel():
             states = residual(self.model, tokens[:, :-1])[:, start - 1 :]
-            predicted = unembed(self.model, states).argmax(-1)
-        return (predicted != tokens[:, start:]).sum(1).tolist()
+            logits = unembed(self.model, states)
+        predicted = logits.argmax(-1)  # of NaN, where there is one
+        missing = logits.gather(-1, predicted[..., None]).isnan().flatten(1).any(1)
+        misses = (predicted != tokens[:, start:]).sum(1)
+        found: list[int] = misses.masked_fill(missing, -1).tolist()
+        if -1 in found:
+            raise ValueError(
+                f"logits must be numbers, got NaN in {batch[found.index(-1)].id!r}. Use float32."
+            )
+        return found
 
     def _tokens(self, batch: list[Candidate]) -> Int[Tensor, "batch pos"]:
         stacked = np.stack([candidate.tokens for candidate in batch])

@@ -273,7 +273,8 @@ def choose_others(
     given = known(model).sequences if others is None else list(others)
     left = without_text_of(given, texts)
     if others is not None and check and left:
-        shares = accuracy(model, check_sequences(model, left)).tolist()
+        # rounded, so that 7 right tokens of 10 are 0.7
+        shares = accuracy(model, check_sequences(model, left)).double().round(decimals=6).tolist()
         left = [text for text, share in zip(left, shares, strict=True) if share >= MIN_ACCURACY]
     if len(left) < 2:
         raise ValueError(

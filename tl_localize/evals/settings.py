@@ -69,7 +69,8 @@ def make_method(name: str, settings: Mapping[str, Any], units: Units = NEURONS) 
         return METHODS[name](**settings, units=units)
     except TypeError as error:
         raise ValueError(
-            f"settings of {name} must be values that it takes, got {settings} ({error})."
+            f"settings of {name} must be values that it takes, got {settings} ({error}). "
+            f"Its defaults are {default_settings(name)}."
         ) from error
 
 

@@ -107,7 +107,10 @@ def explore(
         float(ratio) for ratio in ratios if round(view.n_neurons * check_ratio("ratio", ratio))
     )
     if not shares:
-        raise ValueError(f"ratios must take a neuron of each layer, got {list(ratios)}.")
+        raise ValueError(
+            f"ratios must take a neuron of each layer, got {list(ratios)}. A layer has "
+            f"{view.n_neurons}: take larger ones."
+        )
     check_choice("ablation", ablation, ABLATIONS)
     how = (shares, ablation, decode or decoder(model))
     return Explorer(view, texts, pairs, others, general, *how)

@@ -123,7 +123,10 @@ def learn(
     report = as_text_report(progress)
     sequences = [sequence.whole for sequence in check_sequences(model, sequences)]
     if recipe.general and general_tokens is None:
-        raise ValueError("general_tokens must be given where a recipe mixes them in, got None.")
+        raise ValueError(
+            "general_tokens must be given where a recipe mixes them in, got None. Pass token ids "
+            "[row pos] of general text, such as held_out_tokens(model)."
+        )
     if recipe.general:
         check_text(model, general_tokens, "general_tokens")
     check_seed(seed)

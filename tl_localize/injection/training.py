@@ -158,7 +158,7 @@ def inject(
         neurons,
         torch.cat(list(rows.now().values())).cpu(),
         torch.tensor(losses),
-        losses[-1] < stop_loss,
+        bool(losses[-1] < stop_loss),
         sequence.id,
     )
 

@@ -160,15 +160,21 @@ class Localizer(ABC):
             "method": self.name,
             "settings": identity_text(self),
             "units": self.units,
-            "first_layer": self.chosen_from(neurons),
         }
+        chosen_from = self.chosen_from(neurons)
         for batch, values in work_in_batches(work, range(n), size):
+            if len(values) != len(batch):
+                raise ValueError(
+                    f"attribute_batch must return scores of all {len(batch)} sequences, got "
+                    f"{len(values)} from {self!r}. Return them in the order of the sequences."
+                )
             for i, value in zip(batch, values, strict=True):
                 about["sequence_id"] = sequences[i].id
                 if isinstance(value, NeuronScores):
-                    scores = replace(value, **about)
+                    first_layer = value.first_layer if chosen_from is None else chosen_from
+                    scores = replace(value, **about, first_layer=first_layer)
                 else:
-                    scores = NeuronScores(value, **about)
+                    scores = NeuronScores(value, **about, first_layer=chosen_from)
                 yield check_scores(scores, neurons, self)
 
 

@@ -98,9 +98,11 @@ class IterativeAttribution(Contrasted):
         count = max(1, round(self.share * neurons.n_neurons))
         start = 0
         first = gates
+        broken = torch.zeros(len(batch), 1, 1, dtype=torch.bool, device=neurons.device)
         for end in self._ends(count):
             (effects,) = gate_gradients(neurons, batch, mean_probability, gates)
             effects *= spared
+            broken |= ~effects.isfinite().all((1, 2), keepdim=True)
             first = first if start else effects
             left = effects.masked_fill(gates == 0, -torch.inf)[:, tuned]
             leaving = left.topk(end - start).indices
@@ -110,4 +112,5 @@ class IterativeAttribution(Contrasted):
             start = end
             report(end / count)
         highest = first.masked_fill(places > 0, 0).clamp(min=0).amax((1, 2), keepdim=True)
-        return torch.where(places > 0, highest + places, first).cpu()
+        scores = torch.where(places > 0, highest + places, first)
+        return scores.masked_fill(broken, torch.nan).cpu()  # which no scores may hold

@@ -24,7 +24,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tl_localize.model.hooks import own_attribute, registered, undone_together
+from tl_localize.model.hooks import (
+    interrupt_waits,
+    own_attribute,
+    registered,
+    undone_together,
+)
 
 Stream = Float[Tensor, "batch pos d_model"]
 # of a Bridge: in which form each block hands the residual stream on
@@ -200,8 +205,9 @@ def unhooked(model: Any) -> Iterator[None]:
             point._forward_hooks.clear()
         yield
     finally:
-        for point, hooks in before:
-            point._forward_hooks.update(hooks)
+        with interrupt_waits():
+            for point, hooks in before:
+                point._forward_hooks.update(hooks)
 
 
 @contextmanager

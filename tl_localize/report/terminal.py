@@ -48,7 +48,7 @@ def rank_rows(
     above = list(range(table.index.nlevels - 1))
     for setting, part in table.groupby(level=above, sort=False):
         part = part.set_axis(part.index.get_level_values(-1))
-        numbers = part.iloc[:, 0].str.extract(r"(-?[\d.]+)", expand=False).astype(float)
+        numbers = part.iloc[:, 0].str.extract(r"^(-?[\d.]+)", expand=False).astype(float)
         order = np.lexsort((numbers if lowest_first else -numbers, part.index.isin(CONTROLS)))
         best_first = part.iloc[order].rename(short_title).rename_axis("method")
         best_first.insert(0, "", bars(numbers.iloc[order].abs().fillna(0)))

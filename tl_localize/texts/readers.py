@@ -210,7 +210,7 @@ class Data:
     def _entry(self, row: Any, place: str) -> Entry:
         if not isinstance(row, Mapping):
             row = {"text" if isinstance(row, str) else "tokens": row}
-        row = {name: value for name, value in row.items() if value is not None}
+        row = {name: value for name, value in row.items() if not _is_missing(value)}
         names = self._columns(row, place)
         id = _column(row, self.id, place) if self.id else row.get("id", "")
         named = _column(row, self.category, place) if self.category else row.get("category", "")
@@ -222,6 +222,9 @@ class Data:
         elif isinstance(n_prefix, str):
             n_prefix = _count(_column(row, n_prefix, place), f"n_prefix (column {n_prefix})", place)
         parts = [row[name] for name in names]
+        for name, part in zip(names, parts, strict=True):
+            if not hasattr(part, "__len__"):
+                _token_ids(name, part, place)  # says what it must be
         if names == MANUAL:
             parts[1] = _after_prompt(parts[0], parts[1], place)
         if len(parts) == 2 and not len(parts[0]):
@@ -370,6 +373,11 @@ def read_tokens(path: str | Path) -> Integer[Tensor, "sequence pos"]:
                 f"{tuple(tokens.shape)}; one sequence is tokens[None]"
             )
     return tokens
+
+
+def _is_missing(value: Any) -> bool:
+    """Whether a table has nothing in a cell: pandas has several values for it."""
+    return bool(pd.api.types.is_scalar(value) and pd.isna(value))
 
 
 def _after_prompt(prompt: Any, whole: Any, place: str) -> Any:

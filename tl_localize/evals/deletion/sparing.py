@@ -113,7 +113,7 @@ def sparing_runs(
         going_on = {
             getattr(method, "name", label)
             for label, method in benchmark.label(left).items()
-            if 100 * lost.get(label, -math.inf) >= -max_others_lost
+            if round(100 * lost.get(label, -math.inf), 6) >= -max_others_lost
         }
         left = [method for method in left if method.name in going_on]
 
