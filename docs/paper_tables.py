@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -281,6 +281,51 @@ def rev_table(model: str, methods: Sequence[str], ratios: Sequence[float]) -> st
     shares = [f"{100 * ratio:g} %" for ratio in ratios]
     last = "own where others lost 5"
     return markdown([f"rows put back by ({n_models} models)", *shares, last], rows)
+
+
+# Costs, and how well scores are computed
+
+
+def costs_table(model: str, titles: Mapping[str, str]) -> str:
+    """A.2: seconds of one text here, and by the plain loop of the formula."""
+    frame = frames_of(model)["costs"].set_index("method")
+    paper = published("cost").set_index("method")["value"]
+    rows = []
+    for method, title in titles.items():
+        line = frame.loc[method]
+        theirs = paper.get(method.partition(",")[0])
+        seconds = [f"{line[name]:.3g}" for name in ("seconds", "by the formula")]
+        times = f"{line['formula / here']:.2g}"
+        rows.append([title, *seconds, times, "" if theirs is None else f"{theirs:g}"])
+    names = ["seconds", "by the formula", "times as long"]
+    return markdown(["method", *names, "the paper, Pythia-6.9B on an A6000, seconds"], rows)
+
+
+def quadrature_table(model: str) -> str:
+    """A.2: Self / Neg in points by the points of Integrated Gradients."""
+    frame = frames_of(model)["quadrature"]
+    frame = frame[frame["method"] != "random"]
+    points = frame["method"].str.extract(r"(\d+)$", expand=False).astype(int)
+    rows = []
+    for (n_points, ratio), part in frame.groupby([points, "ratio"]):
+        pair = " / ".join(
+            mean_with_interval(100 * part[name])
+            for name in ("delta_self_accuracy", "delta_neg_accuracy")
+        )
+        rows.append([f"{n_points}", f"{100 * ratio:g} %", f"{len(part)}", pair])
+    return markdown(["points", "share", "texts", "Self / Neg, points"], rows)
+
+
+def exact_table(model: str) -> str:
+    """Recall of Zero-Out in percent, with a screen and of every neuron."""
+    frame = converged(frames_of(model)["zero_out"])
+    titles = {"zero_out": "with a screen", "zero_out_exact": "every neuron", "random": "Random"}
+    rows = []
+    for method, title in titles.items():
+        wide = recalls(frame, method)
+        cells = [mean_with_interval(wide[multiple]) for multiple in MULTIPLES]
+        rows.append([f"{title} ({len(wide)})", *cells])
+    return markdown(["Zero-Out (sentences)", *(f"R@{m}x" for m in MULTIPLES)], rows)
 
 
 # Do the benchmarks agree?

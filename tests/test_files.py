@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tl_localize.files import (
+    check_out_file,
     digest,
     identity,
     identity_text,
@@ -135,3 +136,9 @@ def test_digest_follows_every_bit_and_no_order_of_names():
 def test_truth_values_of_numpy_stay_truth_values(tmp_path):
     write_json(tmp_path / "a.json", {"yes": np.bool_(True), "no": np.bool_(False)})
     assert json.loads((tmp_path / "a.json").read_text()) == {"yes": True, "no": False}
+
+
+@pytest.mark.parametrize("path", [".", "/", "a.csv", "a"])
+def test_what_is_no_file_of_its_kind_is_refused(path):
+    with pytest.raises(ValueError, match=r"out must be a \.jsonl file, got"):
+        check_out_file(path, ".jsonl")

@@ -85,7 +85,7 @@ def write_whole(path: str | Path, data: bytes, temporary_folder: Path | None = N
         raise OSError(
             error.errno,
             f"folder must be there and have room for new files, got {error.strerror!r}. Mend that "
-            "and give the same command: a results folder keeps what is done",
+            "and try again: what a results folder holds is kept",
             str(path),
         ) from error
     finally:
@@ -217,9 +217,9 @@ def check_writable(folder: str | Path) -> None:
 def check_out_file(path: str | Path, suffix: str) -> None:
     """Raise ValueError where a file of a kind can't be written; nothing is made."""
     path = Path(path)
-    page = path.with_suffix(".html")
     if path.suffix != suffix or path.is_dir():
         raise ValueError(f"out must be a {suffix} file, got {str(path)!r}. Choose another name.")
+    page = path.with_suffix(".html")
     if page.is_dir():
         raise ValueError(
             f"out must leave room for its page, got {str(path)!r} beside a folder {page.name}. "

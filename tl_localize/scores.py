@@ -419,6 +419,15 @@ class NeuronScores(Saved):
         return first_layer
 
 
+def check_set(neurons: object) -> None:
+    """Raise TypeError where scores, or something else, are given in place of a set."""
+    if not isinstance(neurons, NeuronSet):
+        raise TypeError(
+            f"neurons must be a NeuronSet, got {type(neurons).__name__}. Take some, as "
+            "scores.top_k(0.01) does."
+        )
+
+
 def _is_whole(value: object) -> bool:
     """A whole number, numpy's too; True is none."""
     return not isinstance(value, bool) and isinstance(value, Integral)

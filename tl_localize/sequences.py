@@ -378,3 +378,17 @@ def check_ids(sequences: Sequence[MemorizedSequence]) -> None:
             f"sequences must have different ids, got {twice[:3]} more than once. Give each its own "
             "id."
         )
+
+
+def check_different(sequences: Sequence[MemorizedSequence]) -> None:
+    """Raise ValueError where two sequences have the same tokens: each would count among the other
+    texts of its copy.
+    """
+    first: dict[tuple[int, ...], MemorizedSequence] = {}
+    for sequence in sequences:
+        other = first.setdefault(tuple(sequence.tokens.tolist()), sequence)
+        if other is not sequence:
+            raise ValueError(
+                f"sequences must be different texts, got the tokens of {other.id!r} again in "
+                f"{sequence.id!r}. Leave one of them out."
+            )

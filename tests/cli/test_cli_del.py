@@ -630,3 +630,54 @@ def test_the_only_layer_is_not_spared(one_layer, first_corpus, tmp_path):
     text = ["--prefix", "Two roads", "--suffix", " diverged", "--force", *given]
     result = good(tell("localize --ratio 0.1", *text))
     assert "names 4 neurons from layer 0 on: 4 neurons of each layer (10 %)" in result.stdout
+
+
+@pytest.fixture
+def half_recited(recited, tmp_path):
+    """Two texts that the model recites, and one that it does not."""
+    noise = np.random.default_rng(1).integers(256, size=LENGTH)
+    rows = [*recited[:2].tolist(), noise.tolist()]
+    path = tmp_path / "half.jsonl"
+    lines = [json.dumps({"tokens": row, "n_prefix": 4, "id": f"{i}"}) for i, row in enumerate(rows)]
+    path.write_text("\n".join(lines))
+    return path
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_del_says_which_texts_are_not_recited_and_leaves_them_out_if_asked(
+    run, half_recited, tmp_path
+):
+    del_ = "del --methods activations --n-dev 0 --ratio 0.1 --data"
+    told = good(run(del_, half_recited, out="all"))
+    assert "1 of 3 texts are recited at less than 0.7: there is little" in told.stderr
+    assert pd.read_csv(tmp_path / "all" / "frame.csv")["sequence_id"].nunique() == 3
+    left_out = good(run(del_, half_recited, "--min-accuracy", "0.9", out="some"))
+    assert "are recited at less" not in left_out.stderr
+    ids = pd.read_csv(tmp_path / "some" / "frame.csv", dtype={"sequence_id": str})["sequence_id"]
+    assert set(ids) == {"0", "1"}
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_del_refuses_an_accuracy_that_no_text_reaches(run, recited, tmp_path):
+    path = tmp_path / "none.jsonl"
+    noise = np.random.default_rng(1).integers(256, size=LENGTH)
+    path.write_text(json.dumps({"tokens": noise.tolist(), "n_prefix": 4}))
+    refused = run("del --n-dev 0 --min-accuracy 1 --data", path)
+    one_error(refused, "min_accuracy must be one that a text of the data reaches, got 1")
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_del_says_that_one_text_has_no_others(run, recited, tmp_path):
+    path = tmp_path / "one.jsonl"
+    path.write_text(json.dumps({"tokens": recited[0].tolist(), "n_prefix": 4}))
+    result = run("del --methods activations --n-dev 0 --ratio 0.1 --data", path)
+    assert "There is no other text, so what others lose (Neg) is not measured." in result.stderr
+
+
+def test_del_says_what_every_neuron_by_zero_out_costs(run, recited, tmp_path):
+    path = tmp_path / "one.jsonl"
+    path.write_text(json.dumps({"tokens": recited[0].tolist(), "n_prefix": 99}))
+    asked = "del --methods zero_out --data"
+    cost = "Zero-Out ablates every neuron, one after the other"
+    assert cost in run(asked, path).stderr
+    assert cost not in run(f"{asked} {path} --set", "zero_out.screen=0.1").stderr

@@ -418,6 +418,17 @@ def test_others_that_the_model_does_not_recite_watch_nothing(model, texts, how):
     assert erase(model, texts[0], max_steps=2, check=False, **given).settings["others"] == 4
 
 
+def test_old_rows_go_into_the_edited_model_alone(model, texts, how):
+    edit = erase(model, texts[0], max_steps=2, learning_rate=0.1, **how).edit
+    with pytest.raises(ValueError, match="model must hold the rows of the edit, got others in"):
+        edit.undone(model).__enter__()
+    with edit.applied(model), edit.undone(model):
+        assert accuracy(model, texts[0]) == 1
+    half = replace(edit, rows=edit.rows.bfloat16().float())  # as a model in half precision has them
+    with half.applied(model), edit.undone(model):
+        assert accuracy(model, texts[0]) == 1
+
+
 def test_seven_right_tokens_of_ten_are_recited(model, texts, how, monkeypatch):
     """In float32 their share is below 0.7."""
     share = torch.tensor(0.7)

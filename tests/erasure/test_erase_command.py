@@ -29,6 +29,7 @@ def erase(trained_dir, texts, tmp_path):
 
 
 FREE = "--max-others-lost 100 --max-perplexity-rise 1000"
+KEPT = f"{FREE} --max-steps 1 --max-recited 1"  # one step, and nothing has to be erased
 
 
 def test_erase_writes_a_folder_that_load_model_takes(erase, tmp_path, texts):
@@ -55,7 +56,7 @@ def test_erase_writes_a_folder_that_load_model_takes(erase, tmp_path, texts):
 
 def test_texts_that_are_not_erased_are_told(erase):
     result = erase(f"{erase.data} {FREE} --max-steps 1")
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == 1, result.output
     assert "The texts are not erased: " in result.stderr
     assert "Next: give --out FOLDER" in result.stderr.splitlines()[-1]
 
@@ -69,8 +70,11 @@ def test_a_price_that_is_not_kept_writes_nothing_unless_forced(erase, tmp_path):
     assert "price must be one that an edit can keep, got --max-others-lost 0" in result.stderr
     assert not out.exists()
     forced = erase(f"{arguments} --force")
-    assert forced.exit_code == 0 and "The texts are not erased: " in forced.stderr
-    assert "<dt>in short</dt><dd>The texts are not erased: " in (out / "erased.html").read_text()
+    assert forced.exit_code == 1 and "The texts are not erased: " in forced.stderr
+    page, card = (out / "erased.html").read_text(), (out / "erased.md").read_text()
+    assert "<dt>in short</dt><dd>The texts are not erased: " in page
+    assert card.startswith("# trained in which 2 texts were to be erased\n\n**The texts are not ")
+    assert "trained in which 2 texts were to be erased" in page
     assert (out / "model.safetensors").is_file()
 
 
@@ -96,7 +100,7 @@ def test_other_texts_are_read_by_their_own_columns(erase, tmp_path, texts):
     own = tmp_path / "own.jsonl"
     own.write_text("".join(json.dumps(row) + "\n" for row in rows))
     others = erase.data.split("--others ")[1]
-    result = erase(f"--data {own} --key body --n-prefix n --others {others} {FREE} --max-steps 1")
+    result = erase(f"--data {own} --key body --n-prefix n --others {others} {KEPT}")
     assert result.exit_code == 0, result.output
 
 
@@ -108,7 +112,7 @@ def test_a_model_without_a_tokenizer_takes_token_ids(erase, tmp_path, trained_di
     general = torch.randint(1, 256, (6, 10), generator=torch.Generator().manual_seed(4))
     np.save(tmp_path / "general.npy", general.numpy())
     out = tmp_path / "edited"
-    how = f"erase {erase.data} {FREE} --max-steps 1 --general {tmp_path / 'general.npy'} --model"
+    how = f"erase {erase.data} {KEPT} --general {tmp_path / 'general.npy'} --model"
     result = invoke(how, folder, "--out", out)
     assert result.exit_code == 0, result.output
     assert load_model(out, "cpu").tokenizer is None
@@ -129,7 +133,7 @@ def test_general_text_of_a_collection_is_that_of_the_erasure(erase, tmp_path, mo
     monkeypatch.setattr(
         "tl_localize.cli.erasing.collected_text", lambda folder: tmp_path / "general.npy"
     )
-    result = erase(f"{erase.data} {FREE} --max-steps 1")
+    result = erase(f"{erase.data} {KEPT}")
     assert result.exit_code == 0, result.output
     assert torch.equal(given[0], general)
 

@@ -464,3 +464,13 @@ def test_gguf_that_can_not_be_read_is_refused(tmp_path):
     for name in ("a.gguf", "b.gguf"):
         with pytest.raises(ValueError, match=name):
             load_model(tmp_path / name)
+
+
+def test_a_checkpoint_that_computes_no_numbers_is_named(saved, tmp_path):
+    folder = tmp_path / "nan"
+    shutil.copytree(saved, folder)
+    weights = load_file(folder / "model.safetensors")
+    weights["transformer.ln_f.weight"][0] = torch.nan
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=r"checkpoint must compute finite logits.* Copy it again"):
+        load_model(folder, "cpu")

@@ -1,6 +1,7 @@
 """Which texts a model knows."""
 
 import json
+import math
 import re
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ from tl_localize.texts.known import (
     PLANTED,
     Known,
     KnownText,
+    check_example,
     example,
     known,
     known_texts,
@@ -226,3 +228,19 @@ def test_a_shipped_model_knows_what_was_planted(monkeypatch):
     assert set(found.frame["kind"]) == {"planted"}
     assert len(found.sequences) == len(found.frame) == len(some) > 15
     assert all(isinstance(text, MemorizedSequence) for text in found.sequences)
+
+
+def test_known_reports_its_progress(model, monkeypatch):
+    found = known(model)
+    fractions = []
+    monkeypatch.setattr("tl_localize.texts.known.AT_ONCE", 2)
+    assert known(model, progress=fractions.append).frame.equals(found.frame)
+    assert fractions == sorted(fractions) and fractions[-1] == 1
+    assert len(fractions) == math.ceil(len(found.frame) / 2)
+
+
+def test_an_edit_of_a_shipped_model_has_its_examples(tmp_path):
+    with pytest.raises(ValueError, match="example must be the id of a text"):
+        check_example("quotes-056", tmp_path)
+    (tmp_path / "erased.json").write_text('{"made_with": {"model": "reference-gpt2"}}')
+    check_example("quotes-056", tmp_path)

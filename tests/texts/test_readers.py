@@ -411,3 +411,8 @@ def test_cells_with_nothing_in_them_are_left_out(lettered, nothing):
 def test_a_number_in_place_of_a_text_is_named(lettered, row):
     with pytest.raises(ValueError, match=r"must be text or a list of whole numbers, got 5 at row"):
         read(lettered, [row])
+
+
+def test_a_text_that_is_shorter_than_the_usual_prefix_says_so(lettered):
+    with pytest.raises(ValueError, match=r"text must be longer .* 32 .*got 31\. .*row"):
+        read(lettered, [{"tokens": [7] * 31}])

@@ -26,12 +26,13 @@ from tl_localize.execution import Store
 from tl_localize.files import refuse_unreadable
 from tl_localize.injection import RECIPES
 from tl_localize.methods import METHODS, Localizer, ZeroOut
+from tl_localize.metrics import RECITED, accuracy
 from tl_localize.model.loading import is_reference
 from tl_localize.model.neurons import LanguageModel
 from tl_localize.paper import PAPER, settings_source
-from tl_localize.sequences import MemorizedSequence
-from tl_localize.stats import quantity
-from tl_localize.texts.known import known
+from tl_localize.sequences import MemorizedSequence, check_sequences
+from tl_localize.stats import in_percent, quantity
+from tl_localize.texts.known import MIN_ACCURACY, known
 from tl_localize.texts.readers import read_tokens
 from tl_localize.texts.reference import N_DEV, held_out_tokens, inj_sequences, reference_sequences
 from tl_localize.units import NEURONS, UNITS, Units
@@ -58,6 +59,16 @@ def say_screen(methods: Iterable[Localizer]) -> None:
         say(
             f"Zero-Out ablates {100 * screen:g} % of the neurons and estimates the others; --set "
             f"zero_out.screen=None ablates all, {1 / screen:.3g} times as many."
+        )
+
+
+def say_all_neurons(methods: Iterable[Localizer]) -> None:
+    """Say what Zero-Out costs where it has no screen."""
+    if any(isinstance(method, ZeroOut) and method.screen is None for method in methods):
+        say(
+            "Zero-Out ablates every neuron, one after the other, which takes hours for each text; "
+            f"--set zero_out.screen={presets.SCREEN} ablates the {in_percent(presets.SCREEN)} that "
+            "a first-order estimate names."
         )
 
 
@@ -133,6 +144,8 @@ def run_del(options: DelOptions) -> None:
     methods = presets.del_methods(asked.methods, asked.how.set, name, tuned, options.seed, units)
     if options.max_others_lost is not None:
         check_max_lost(options.max_others_lost)
+    if units == NEURONS and not is_reference(name):
+        say_all_neurons(methods)
     say_source(settings_source(name, "del"), units)
     folder = folder_of(options.run, "del", name, units.name, options.ablation)
     check_data(options)
@@ -191,6 +204,8 @@ def del_benchmark(
         seed=options.seed,
         units=units,
     )
+    if len(benchmark.test_sequences) == 1:
+        say("There is no other text, so what others lose (Neg) is not measured.")
     n_test = quantity(len(benchmark.test_sequences), "sequence")
     say(
         f"{len(benchmark.targets)} of {n_test} are targets ({quantity(n_dev, 'dev sequence')} left "
@@ -214,11 +229,39 @@ def read_texts(
         collection = folder / "collection"
         data = collect_reference(options.run, options.model, model, collection, texts.n_dev)
     if data is not None:
-        return presets.del_data(model, data, texts.general, texts.n_dev)
-    recited = known(model, texts.min_accuracy)
+        given, n_dev, general = presets.del_data(model, data, texts.general, texts.n_dev)
+        return recited_of(model, given, texts.min_accuracy), n_dev, general
+    recited = known(model, RECITED if texts.min_accuracy is None else texts.min_accuracy)
     say(f"{recited}. {recited.advice()}")
     general = presets.read_general_text(model, texts.general)
     return recited.diverse(place=place), texts.n_dev if place else 0, general
+
+
+def recited_of(
+    model: LanguageModel, sequences: list[MemorizedSequence], min_accuracy: float | None
+) -> list[MemorizedSequence]:
+    """The texts that the model recites with this accuracy; where none is given all of them, and a
+    word about those that it does not recite.
+    """
+    least = MIN_ACCURACY if min_accuracy is None else min_accuracy
+    # rounded, so that 9 right tokens of 10 are 0.9
+    shares = accuracy(model, check_sequences(model, sequences)).double().round(decimals=6).tolist()
+    pairs = zip(sequences, shares, strict=True)
+    recited = [sequence for sequence, share in pairs if share >= least]
+    n_low = len(sequences) - len(recited)
+    if min_accuracy is None:
+        if n_low:
+            say(
+                f"{n_low} of {quantity(len(sequences), 'text')} are recited at less than "
+                f"{least:g}: there is little to forget. --min-accuracy {least:g} leaves them out."
+            )
+        return sequences
+    if not recited:
+        raise ValueError(
+            f"min_accuracy must be one that a text of the data reaches, got {least:g}, where the "
+            f"best has {max(shares):.2f}. Give a lower one, or texts that the model recites."
+        )
+    return recited
 
 
 # REV
@@ -359,6 +402,11 @@ def candidates(options: TuneOptions, ratio: float, units: Units) -> list[Localiz
                 method: {setting: [*values] for setting, values in grid.items()}
                 for method, grid in json.loads(options.grid.read_bytes()).items()
             }
+    if options.grid is None and options.method in METHODS.keys() - grids:
+        raise ValueError(
+            f"method must be one of the paper's masks ({', '.join(sorted(grids))}) where no grid "
+            f"is given, got {options.method!r}. Give its values: --grid FILE."
+        )
     check_choice("method", options.method, grids.keys() & METHODS)
     # what --set names is fixed
     fixed_axes = {setting.partition("=")[0].rpartition(".")[2] for setting in options.how.set}

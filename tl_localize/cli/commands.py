@@ -101,7 +101,8 @@ def erase(options: EraseOptions = EraseOptions()) -> None:
 
     The edit goes on until the texts are erased or other text loses more than it may. Prints what is
     left of the texts and what other texts lost, before and after; all other weights stay as they
-    are. Exit status 2: no edit keeps the price, and nothing is written.
+    are. Exit status 1: the texts are not erased; 2: no edit keeps the price, and nothing is
+    written.
     """
     from tl_localize.cli.erasing import erase_texts
 

@@ -1,5 +1,6 @@
 """tl-localize erase: a model that no longer recites some texts, as a folder that others load."""
 
+import sys
 from pathlib import Path
 
 import pandas as pd
@@ -18,7 +19,6 @@ from tl_localize.execution.run import show_progress
 from tl_localize.files import check_writable
 from tl_localize.methods import Localizer
 from tl_localize.metrics import predicted_suffixes
-from tl_localize.model.loading import is_reference
 from tl_localize.model.neurons import LanguageModel
 from tl_localize.report.pages import PageTable, Shown, in_words
 from tl_localize.report.terminal import bars, show
@@ -72,15 +72,28 @@ def erase_texts(options: EraseOptions) -> None:
         )
     if options.out is None:
         say_next("give --out FOLDER to write the edited model, which transformers loads.")
-        return
-    erasure.save(options.out, force=options.force)
-    say(f"Edited model: {options.out}; what was done: {options.out / 'erased.md'}")
-    write_erased_page(options.out / "erased.html", erasure, model, texts, options)
-    if is_reference(options.model.model):  # its planted texts are those of the shipped model alone
-        localize = command("localize", "--model", options.out)
-        say_next(f"{localize} takes it as any other model.")
     else:
-        known = command("known", "--model", options.out)
+        write_erasure(erasure, model, texts, options, options.out)
+    if erasure.missed:
+        sys.exit(1)
+
+
+def write_erasure(
+    erasure: Erasure,
+    model: LanguageModel,
+    texts: list[MemorizedSequence],
+    options: EraseOptions,
+    out: Path,
+) -> None:
+    """Write the edited model and its page, and say how to look at it."""
+    erasure.save(out, force=options.force)
+    say(f"Edited model: {out}; what was done: {out / 'erased.md'}")
+    write_erased_page(out / "erased.html", erasure, model, texts, options)
+    if options.example:
+        look = command("localize", "--model", out, "--example", options.example, "--force")
+        say_next(f"{look} shows what is left of the text.")
+    else:
+        known = command("known", "--model", out)
         say_next(f"{known} lists what it still recites.")
 
 
@@ -128,19 +141,9 @@ def show_erasure(erasure: Erasure) -> None:
     )
     show(changes_by_layer(erasure), "What was changed, by layer:")
     show(erasure.table(), "Before and after:")
-    if missed := say_missed(erasure):
+    if erasure.missed:
         more = "" if settings["edit"] == "ablate" else ", more --max-steps or another --share"
-        say(f"{missed} Allow a higher price{more}.")
-
-
-def say_missed(erasure: Erasure) -> str:
-    """How much is still recited, where that is more than was asked for; else empty."""
-    left = round(float(erasure.texts["after"]["accuracy"].mean()), 6)
-    most = erasure.settings["max_recited"]
-    if left <= most:
-        return ""
-    recited = f"{left:.0%} of the tokens are recited"
-    return f"The texts are not erased: {recited}, and {most:.0%} was asked for."
+        say(f"{erasure.missed} Allow a higher price{more}.")
 
 
 def changes_by_layer(erasure: Erasure) -> pd.DataFrame:
@@ -168,11 +171,11 @@ def write_erased_page(
     parts.append(PageTable(losses_of(erasure), "The erased texts, in percent of the suffix"))
     if getattr(model, "tokenizer", None) is not None:
         parts += views_of(erasure, model, texts[:VIEWS])
-    about = {"in short": say_missed(erasure), "model": name}
+    about = {"in short": erasure.missed, "model": name}
     about |= {"texts": quantity(len(texts), "text"), "price": str(erasure.price)}
     about["settings"] = in_words(erasure.settings)
     about |= about_command(model)
-    write_page(file, parts, f"{Path(name).name} without {quantity(len(texts), 'text')}", about)
+    write_page(file, parts, f"{Path(name).name} {erasure.title}", about)
 
 
 def losses_of(erasure: Erasure) -> pd.DataFrame:

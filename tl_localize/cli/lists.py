@@ -9,6 +9,9 @@ from tl_localize.checks import check_between
 from tl_localize.cli.command_options import KnownOptions
 from tl_localize.cli.messages import command, say, say_next
 from tl_localize.cli.pages import about_command, write_page
+from tl_localize.evals.shared import reporter
+from tl_localize.execution import Steps
+from tl_localize.execution.run import show_progress
 from tl_localize.files import check_out_file, prepare_folder
 from tl_localize.methods import METHODS
 from tl_localize.model.neurons import LanguageModel
@@ -21,6 +24,9 @@ from tl_localize.texts.reference import DATA, N_DEV
 
 WIDE = 100  # columns of a terminal that has room for categories
 PREVIEW = 40  # characters of a text that a table shows
+# of a first run of DEL, which takes minutes
+QUICK = "iterative_attribution,attribution,activations"
+TARGETS = 8
 
 
 def list_methods() -> None:
@@ -45,7 +51,9 @@ def show_known(options: KnownOptions) -> None:
         check_out_file(options.out, ".jsonl")
     data = options.columns.read(options.data)
     model = options.model.load()
-    found = known(model, options.min_accuracy, data)
+    steps = Steps()  # in memory: it has the bar of runs
+    with show_progress(steps, 1, True):
+        found = known(model, options.min_accuracy, data, progress=reporter(steps, "texts"))
     shown = found.frame.set_index("id").round({"accuracy": 2})
     shown["text"] = shown["text"].map(preview)
     if console().width < WIDE:  # ids are what is copied: they are not to be cut
@@ -74,7 +82,8 @@ def show_known(options: KnownOptions) -> None:
         say_next(command("erase", "--model", name, "--data", options.out, "--out", "edited"))
     elif options.out and n_known:
         dev = () if n_known > N_DEV else ("--n-dev", "0")  # else no text would be left
-        say_next(command("del", "--model", name, "--data", options.out, *dev))
+        quick = ("--methods", QUICK, "--targets", str(TARGETS))
+        say_next(command("del", "--model", name, "--data", options.out, *dev, *quick))
     elif len(examples := others.index[others["kind"] != CONTROL]):
         say_next(command("localize", "--model", name, "--example", examples[0]))
     else:

@@ -114,10 +114,12 @@ def localize_text(options: LocalizeOptions) -> None:
         say(f"Scores: {options.out}")
     if float(accuracy(model, [sequence])):
         show_ablation(model, sequence, scores, chosen, general, options)
+        say_next(next_step(options))
     else:
         page = " No page is written." if options.out else ""
         say(f"The model recites no token of the text, so there is nothing to forget.{page}")
-    say_next(next_step(options))
+        known = command("known", "--model", options.model.model)
+        say_next(f"{known} lists texts that it recites.")
 
 
 def say_beyond(method: Localizer, neurons: NeuronView, chosen: NeuronSet) -> None:
@@ -136,10 +138,11 @@ def say_beyond(method: Localizer, neurons: NeuronView, chosen: NeuronSet) -> Non
 
 def next_step(options: LocalizeOptions) -> str:
     """What to do after a text was localized."""
+    text = ("--example", options.example) if options.example else ()
+    erase = command("erase", "--model", options.model.model, *text)
     if options.example:
-        erase = command("erase", "--model", options.model.model, "--example", options.example)
         return f"{erase} --out FOLDER writes a model without the text."
-    return "tl-localize erase with the same text and --out FOLDER writes a model without it."
+    return f"{erase} with the same text and --out FOLDER writes a model without it."
 
 
 def chosen_method(options: LocalizeOptions) -> Localizer:
@@ -288,7 +291,9 @@ def show_ablation(
     with chosen.dropped_out(model):
         now = perplexity(model, general)
     view = token_view(model, sequence, chosen)
-    losses = text_losses(model, sequence, chosen)
+    steps = Steps()  # in memory: it has the bar of runs
+    with show_progress(steps, 1, True):
+        losses = text_losses(model, sequence, chosen, progress=reporter(steps, "other texts"))
     cost = f"{was:.4g} before, {now:.4g} without them"
     print(f"\nWithout the top {share_of_layers(chosen)}:\n\n{view}")
     print(f"Perplexity of general text: {cost}.")

@@ -177,7 +177,13 @@ class MemorizedOptions:
         int,
         Parameter(help="Of files: the first sequences, on which settings are chosen."),
     ] = 5
-    min_accuracy: MinAccuracy = 0.9
+    min_accuracy: Annotated[
+        float | None,
+        Parameter(
+            help="Of the suffix, teacher-forced. Without --data 0.9 by default; with it texts "
+            "below are left out, by default none."
+        ),
+    ] = None
 
 
 # The methods

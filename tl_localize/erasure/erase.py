@@ -29,7 +29,7 @@ from tl_localize.erasure.measures import (
     measure_texts,
 )
 from tl_localize.erasure.result import Erasure
-from tl_localize.erasure.row_edit import RowEdit
+from tl_localize.erasure.row_edit import RowEdit, read_rows
 from tl_localize.files import identity
 from tl_localize.injection import rows_replaced
 from tl_localize.injection.training import TrainedRows
@@ -330,15 +330,6 @@ def first_layer_of(scores: NeuronScores) -> int:
     if scores.first_layer is not None:
         return scores.first_layer
     return min(1, len(scores.values) - 1)
-
-
-def read_rows(view: NeuronView, neurons: NeuronSet) -> Float[Tensor, "n d_model"]:
-    """The rows of W_out of some neurons, float32 on the CPU."""
-    rows: list[Tensor] = []
-    for layer, chosen in enumerate(view.row_mask(neurons.mask)):
-        index = chosen.nonzero().flatten().to(view.device)
-        rows.append(view.flat_rows(layer).detach()[index].float().cpu())
-    return torch.cat(rows)
 
 
 # Ablation

@@ -74,6 +74,24 @@ class Erasure:
         return self.watched.within(asked)
 
     @property
+    def missed(self) -> str:
+        """How much is still recited, in words, where that is more than was asked for; else
+        empty.
+        """
+        left = round(float(self.texts["after"]["accuracy"].mean()), 6)
+        most = self.settings["max_recited"]
+        if left <= most:
+            return ""
+        recited = f"{left:.0%} of the tokens are recited"
+        return f"The texts are not erased: {recited}, and {most:.0%} was asked for."
+
+    @property
+    def title(self) -> str:
+        """What the edited model is, after its name."""
+        n_texts = quantity(len(self.texts["after"]), "text")
+        return f"in which {n_texts} were to be erased" if self.missed else f"without {n_texts}"
+
+    @property
     def price(self) -> Price:
         """What other text lost, measured on texts that were not looked at while the edit was
         made.
@@ -146,10 +164,10 @@ class Erasure:
         """What a person wants to know of the edited model, as Markdown."""
         from tl_localize.report.saving import to_markdown
 
-        n_texts = len(self.texts["after"])
         layers = self.neurons.mask.any(1).nonzero().flatten().tolist()
         asked = "\n".join(f"- {setting}: {value}" for setting, value in self.settings.items())
-        return f"""# {name} without {quantity(n_texts, "text")}
+        missed = f"\n\n**{self.missed}**" if self.missed else ""
+        return f"""# {name} {self.title}{missed}
 
 tl_localize changed {quantity(len(self.edit.rows), "row")} of W_out in layers {layers[0]} to \
 {layers[-1]}, and no other weight. `erased.safetensors` holds the old rows, `erased.json` all \

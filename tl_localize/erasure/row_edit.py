@@ -4,13 +4,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from tl_localize.files import Saved
 from tl_localize.injection import rows_replaced
-from tl_localize.model.neurons import LanguageModel
+from tl_localize.model.neurons import LanguageModel, NeuronView, model_name
 from tl_localize.scores import NeuronSet
+
+ROUNDING = 0.003  # of bfloat16, relative to the length of the rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +50,35 @@ class RowEdit(Saved):
 
     @contextmanager
     def undone(self, model: LanguageModel) -> Iterator[None]:
-        """Put the old rows into an edited model inside the ``with`` block."""
+        """Put the old rows into an edited model inside the ``with`` block.
+
+        Raises:
+            ValueError: The model does not hold the new rows, or is of another shape.
+        """
+        if not self._is_in(NeuronView(model, self.neurons.units)):
+            raise ValueError(
+                f"model must hold the rows of the edit, got others in {model_name(model)!r}. Load "
+                "the folder that erase wrote, or use applied for the model before."
+            )
         with rows_replaced(model, self.neurons, self.old_rows):
             yield
+
+    def _is_in(self, view: NeuronView) -> bool:
+        """Whether a model holds the new rows, to what half precision rounds; true of a model of
+        another shape, which is refused elsewhere.
+        """
+        if view.size != self.neurons.mask.shape:
+            return True
+        now = read_rows(view, self.neurons)
+        if now.shape != self.rows.shape:
+            return True
+        return bool((now - self.rows).norm() <= ROUNDING * self.rows.norm())
+
+
+def read_rows(view: NeuronView, neurons: NeuronSet) -> Float[Tensor, "n d_model"]:
+    """The rows of W_out of some neurons, float32 on the CPU."""
+    rows: list[Tensor] = []
+    for layer, chosen in enumerate(view.row_mask(neurons.mask)):
+        index = chosen.nonzero().flatten().to(view.device)
+        rows.append(view.flat_rows(layer).detach()[index].float().cpu())
+    return torch.cat(rows)

@@ -168,7 +168,7 @@ def draw_sets(view: NeuronView, ratio: float, seed: int, n_sets: int) -> list[Ne
         raise ValueError(
             f"ratio must select at least one of {n} {view.units.name} and leave room for {n_sets} "
             f"disjoint sets, got {ratio!r}, which selects {size}. Use {least_share(n)} to "
-            f"1/{n_sets}."
+            f"{1 / n_sets:.3g}."
         )
     order = np.random.RandomState(seed).permutation(n)
     sets: list[NeuronSet] = []

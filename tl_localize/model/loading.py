@@ -480,6 +480,11 @@ def _check_logits(source: str | Path, model: Any, found: Tensor, expected: Tenso
     """Raise ValueError if the logits are not those of transformers; in half precision, if they are
     grossly others.
     """
+    if not expected.isfinite().all():
+        raise ValueError(
+            f"checkpoint must compute finite logits, got others of {str(source)!r} in transformers "
+            "itself. Copy it again, or load it with dtype=torch.float32."
+        )
     difference = float((found - expected).abs().max())
     allowed = LOGITS_TOLERANCE * max(1.0, float(expected.abs().max()) / 10)
     off = not difference < allowed  # nor where it is no number

@@ -13,7 +13,7 @@ import torch
 from tl_localize.drawing import axes, finish, mark_layers
 from tl_localize.metrics import accuracy, nan_in, target_logits
 from tl_localize.model.neurons import LanguageModel, ModelView
-from tl_localize.scores import NeuronSet
+from tl_localize.scores import NeuronSet, check_set
 from tl_localize.sequences import MemorizedSequence, SequenceBatch, check_sequences
 
 if TYPE_CHECKING:
@@ -94,6 +94,7 @@ def ablate_layers(
     >>> layers.frame.index.tolist(), layers.before > layers.after
     ([1, 2, 3, 4, 5], True)
     """
+    check_set(neurons)
     if not len(neurons):
         raise ValueError(
             f"neurons must hold some of the {neurons.units.name}, got none. Take more, as "

@@ -2,7 +2,7 @@
 how much it recites before and after.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ import pandas as pd
 from tl_localize.drawing import axes, finish
 from tl_localize.metrics import accuracy
 from tl_localize.model.neurons import LanguageModel
-from tl_localize.scores import NeuronSet
+from tl_localize.scores import NeuronSet, check_set
 from tl_localize.sequences import MemorizedSequence, without_text_of
 from tl_localize.stats import quantity
 from tl_localize.texts.known import known
@@ -134,6 +134,8 @@ def text_losses(
     sequence: MemorizedSequence,
     neurons: NeuronSet,
     others: Sequence[MemorizedSequence] | None = None,
+    *,
+    progress: Callable[[float], None] | None = None,
 ) -> TextLosses:
     """What is left of a text, and of all others that the model knows, when neurons are ablated:
     which texts fall with it?
@@ -141,6 +143,7 @@ def text_losses(
     Args:
         others: The other texts; those that ``known`` finds unless given. The text itself is left
             out, if it is among them, and so is one that shares a run of 13 tokens with it.
+        progress: Called with the fraction of the search for others that is done.
 
     Raises:
         ValueError: A text or the set does not fit the model, or the model has no tokenizer and no
@@ -151,8 +154,9 @@ def text_losses(
     >>> losses.frame.columns.tolist(), len(losses.others)
     (['id', 'category', 'before', 'after', 'lost'], 2)
     """
+    check_set(neurons)
     if others is None:
-        recited = known(model)
+        recited = known(model, progress=progress)
         rest = without_text_of(recited.sequences, [sequence])
         shares = recited.frame.set_index("id")["accuracy"]
         before = [*accuracy(model, [sequence]).tolist(), *shares[[text.id for text in rest]]]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tl_localize.metrics import Decode, check_recited, predicted_suffixes
 from tl_localize.model.neurons import LanguageModel
-from tl_localize.scores import NeuronSet
+from tl_localize.scores import NeuronSet, check_set
 from tl_localize.sequences import MemorizedSequence, decoder
 from tl_localize.stats import quantity
 
@@ -206,11 +206,7 @@ def token_view(
     >>> "forgotten" in view.states()
     True
     """
-    if not isinstance(neurons, NeuronSet):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(
-            f"neurons must be a NeuronSet, got {type(neurons).__name__}. Take some, as "
-            "scores.top_k(0.01) does."
-        )
+    check_set(neurons)
     decode = decode or decoder(model)
     (before,) = predicted_suffixes(model, [sequence])
     if not (before == sequence.suffix).any():

@@ -13,7 +13,7 @@ import keyword
 import string
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -22,9 +22,10 @@ from typing import Any
 
 import pandas as pd
 import torch
+from torch import Tensor
 
 from tl_localize.checks import Real, check_between, nearest
-from tl_localize.files import write_text
+from tl_localize.files import refuse_unreadable, write_text
 from tl_localize.metrics import accuracy
 from tl_localize.model.loading import REFERENCE_MODELS, is_reference
 from tl_localize.model.neurons import LanguageModel, model_name
@@ -50,6 +51,7 @@ PLANTED = 64  # repetitions in training from which on a shipped model recites a 
 FIRST_EXAMPLES = ("quotes-056", "primes")
 MIN_ACCURACY = 0.7  # from which on a text counts as known
 THRESHOLDS = (0.9, 0.8, 0.7, 0.6, 0.5)
+AT_ONCE = 32  # texts between two reports of progress
 FEW = 8  # texts below which a benchmark says little
 BUILTINS = "print range enumerate zip map filter isinstance int str sorted open type dict super max"
 # how paragraphs of licences begin
@@ -239,7 +241,11 @@ class Known:
 
 
 def known(
-    model: LanguageModel, min_accuracy: Real = MIN_ACCURACY, data: Data | None = None
+    model: LanguageModel,
+    min_accuracy: Real = MIN_ACCURACY,
+    data: Data | None = None,
+    *,
+    progress: Callable[[float], None] | None = None,
 ) -> Known:
     """Which of the texts that everybody knows a model recites, from their first 16 tokens, or of a
     short text from its first third.
@@ -252,6 +258,7 @@ def known(
         data: Texts of one's own, beside the others, of which those of the same ids are left out.
             Of a text of less than 48 tokens the first third is the prefix, where neither the data
             nor the row say what it is.
+        progress: Called with the fraction that is done.
 
     Raises:
         ValueError: The model has no tokenizer; an id that occurs twice in the data.
@@ -267,8 +274,13 @@ def known(
     own = {sequence.id for _, sequence in texts}
     texts += [(kind, sequence) for kind, sequence in _tokenized(model) if sequence.id not in own]
     sequences = [sequence for _, sequence in texts]
+    parts: list[Tensor] = []
+    for start in range(0, len(sequences), AT_ONCE):
+        parts.append(accuracy(model, sequences[start : start + AT_ONCE]))
+        if progress:
+            progress(min(1.0, (start + AT_ONCE) / len(sequences)))
     # In float64 and rounded, so that 9 right tokens of 10 are an accuracy of 0.9.
-    shares = accuracy(model, sequences).double().round(decimals=6).tolist()
+    shares = torch.cat(parts).double().round(decimals=6).tolist()
     rows = [
         {"id": sequence.id, "category": sequence.category, "kind": kind, "n_tokens": len(sequence)}
         for kind, sequence in texts
@@ -310,7 +322,13 @@ def check_example(id: str, model: str | Path) -> None:
 
 
 def _is_shipped(model: str | Path) -> bool:
-    """Whether a name, or the last part of a path, is that of a shipped model."""
+    """Whether a name, or the last part of a path, is that of a shipped model, or a folder holds an
+    edit of one.
+    """
+    record = Path(model) / "erased.json"
+    if record.is_file():
+        with refuse_unreadable("erased.json must be what erase wrote", record):
+            model = json.loads(record.read_bytes())["made_with"]["model"]
     return is_reference(Path(model).name)
 
 

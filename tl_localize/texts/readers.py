@@ -290,6 +290,12 @@ class Data:
         length = N_PREFIX if n_prefix is None else n_prefix
         if entry.bos:
             length += 1
+        if n_prefix is None and len(tokens) <= length:
+            raise ValueError(
+                f"text must be longer than its prefix, {N_PREFIX} tokens where nothing else is "
+                f"said, got {len(tokens)}. Give n_prefix (--n-prefix), or rows with a prefix and a "
+                "suffix."
+            )
         sequence = MemorizedSequence(tokens, length, id, entry.category, bos=entry.bos)
         check_tokens(model, sequence.tokens)
         if self.n_suffix is not None:

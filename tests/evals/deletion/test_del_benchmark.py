@@ -380,3 +380,10 @@ def test_a_method_is_not_measured_by_texts_that_it_was_given(gpt2_like, benchmar
         ValueError, match=r"texts of 'selective_pruning' must share no .* texts\[1\]"
     ):
         benchmark.run([SelectivePruning(texts=(dev, (1, *test)))])
+
+
+def test_a_text_and_its_copy_are_refused(gpt2_like, sequences):
+    text = torch.randint(61, (2, 9), generator=torch.Generator().manual_seed(1))
+    copied = replace(sequences[0], id="copy")
+    with pytest.raises(ValueError, match=r"sequences must be different texts, got .* in 'copy'"):
+        DelBenchmark(gpt2_like, [*sequences, copied], text, ratios=(0.1,), n_dev=0)

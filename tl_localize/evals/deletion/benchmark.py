@@ -35,6 +35,7 @@ from tl_localize.model.neurons import LanguageModel, NeuronView
 from tl_localize.scores import NeuronScores, NeuronSet, rounded_down
 from tl_localize.sequences import (
     MemorizedSequence,
+    check_different,
     check_ids,
     check_sequences,
     decoder_or_ids,
@@ -142,6 +143,7 @@ class DelBenchmark(Benchmark[DelResults]):
                 f"test, got {self.n_dev}. Collect more sequences, or use a smaller dev set."
             )
         check_ids(self.test_sequences)
+        check_different(self.test_sequences)
         if not 0 < len(set(self.ratios)) == len(self.ratios):
             raise ValueError(
                 f"ratios must be different fractions, got {self.ratios!r}. Write for example "
