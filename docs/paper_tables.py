@@ -294,9 +294,9 @@ def costs_table(model: str, titles: Mapping[str, str]) -> str:
     for method, title in titles.items():
         line = frame.loc[method]
         theirs = paper.get(method.partition(",")[0])
-        seconds = [f"{line[name]:.3g}" for name in ("seconds", "by the formula")]
-        times = f"{line['formula / here']:.2g}"
-        rows.append([title, *seconds, times, "" if theirs is None else f"{theirs:g}"])
+        names = ("seconds", "by the formula", "formula / here")
+        seconds, loop, times = (f"{float(f'{line[name]:.2g}'):g}" for name in names)
+        rows.append([title, seconds, loop, times, "" if theirs is None else f"{theirs:g}"])
     names = ["seconds", "by the formula", "times as long"]
     return markdown(["method", *names, "the paper, Pythia-6.9B on an A6000, seconds"], rows)
 
