@@ -227,7 +227,7 @@ def test_a_method_may_score_by_numpy(gpt2_like):
 
 
 def test_benchmarks_take_an_iterator_of_sequences(gpt2_like):
-    sequences = [replace(GOOD, id=f"s{i}") for i in range(2)]
+    sequences = [replace(GOOD, id="s0"), replace(GOOD, id="s1", tokens=GOOD.tokens.flip(0))]
     text = torch.zeros(2, 5, dtype=torch.long)
     for benchmark in (
         InjBenchmark(gpt2_like, iter(sequences), ratio=0.1),

@@ -580,7 +580,7 @@ def test_full_disk_ends_the_run_and_loses_nothing(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
-        with pytest.raises(OSError, match=r"have room.*keeps what is done"):
+        with pytest.raises(OSError, match=r"have room.*what a results folder holds is kept"):
             run(benchmark, methods)
     assert len(calls) == n_writes + 1
     assert leftovers(tmp_path / "run") == []

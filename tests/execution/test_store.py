@@ -261,7 +261,7 @@ def test_full_disk_leaves_the_settings_as_they_were(tmp_path, monkeypatch):
     before = (tmp_path / "settings.json").read_bytes()
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
-        with pytest.raises(OSError, match=r"have room.*keeps what is done"):
+        with pytest.raises(OSError, match=r"have room.*what a results folder holds is kept"):
             Store(tmp_path).agree(settings_of(2))
     assert (tmp_path / "settings.json").read_bytes() == before
 
