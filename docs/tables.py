@@ -937,7 +937,7 @@ FORGETTING = (
 )
 GEMMA_METHODS = (
     *("iterative_attribution", "attribution_contrast_1", "attribution", "hard_concrete"),
-    *("slimming", "activations", "integrated_gradients", "random"),
+    *("slimming", "activations", "integrated_gradients", *GENERAL_RIVALS, "random"),
 )
 SHIPPED_METHODS = (
     *("iterative_attribution", "iterative_attribution_contrast_0", "slimming"),
