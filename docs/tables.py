@@ -1158,6 +1158,8 @@ TABLES["erasures"] = erasures_table
 TABLES["erase-pairs"] = erase_pairs_table
 TABLES["erase-smollm2"] = partial(erase_table, SMOLLM2)
 TABLES["erase_returned-smollm2"] = partial(return_table, SMOLLM2)
+TABLES["erase-gemma"] = partial(erase_table, GEMMA)
+TABLES["erase_returned-gemma"] = partial(return_table, GEMMA)
 for shipped in SHIPPED.values():
     TABLES[f"del-{shipped}"] = partial(all_columns, shipped, SHIPPED_METHODS, (0.02, 0.1))
     TABLES[f"rev-{shipped}"] = partial(rev_table, shipped, REV_METHODS)
