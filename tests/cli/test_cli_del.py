@@ -576,7 +576,7 @@ def test_tune_del_ranks_a_grid_on_the_dev_sequences_and_del_reads_it(
     dev = {row["id"] for row in rows_of(collection) if row["split"] == "dev"}
     assert set(pd.read_csv(tuned / "frame.csv")["sequence_id"]) == dev
     record = best_of(tuned)
-    assert "dev sequences of del, ratio 0.1" in record["rule"]
+    assert "dev sequences of del, ratio 0.1; score: Neg minus Self, points" in record["rule"]
     best = record["settings"]["slimming"]
     used = ["--settings", tuned / "best_settings.json", "--data", collection]
     good(run("del --ratio 0.1 --methods slimming", *used))

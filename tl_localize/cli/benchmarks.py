@@ -44,7 +44,7 @@ DelRuns = Iterable[tuple[DelBenchmark, Sequence[Localizer]]]
 # What is said of methods
 
 
-def screened_settings(methods: MethodOptions) -> presets.Settings:
+def screened_settings(methods: MethodOptions) -> presets.MethodSettings:
     """Settings from a file, over a Zero-Out that ablates few neurons."""
     tuned = read_settings(methods.settings) if methods.settings else {}
     if UNITS[methods.how.units] != NEURONS:  # heads are few

@@ -9,7 +9,7 @@ import pandas as pd
 
 from tl_localize.cli.messages import command, say, say_next
 from tl_localize.cli.pages import about_results, methods_table, write_page
-from tl_localize.cli.reports import FIGURES, REPORTS, Report, Tables
+from tl_localize.cli.reports import FIGURES, REPORTS, Published, Tables
 from tl_localize.drawing import FIGURES_NEED, has_matplotlib
 from tl_localize.evals.deletion.results import DelResults
 from tl_localize.evals.inj.results import InjResults
@@ -27,6 +27,8 @@ TUNE = "tune.json"  # marks a folder of tl-localize tune, and holds the ratio th
 BEST = "best_settings.json"
 PAGE = "report.html"
 INTERRUPTED = 130
+# what the score of a setting is, by the benchmark of tl-localize tune
+SCORES = {"inj": "mean recall, a fraction", "del": "Neg minus Self, points"}
 
 
 def show_status(folder: Path) -> None:
@@ -104,7 +106,7 @@ def publish(store: Store) -> str:
     return report.next_step
 
 
-def publish_results(report: Report, benchmark: str, store: Store) -> Tables:
+def publish_results(report: Published, benchmark: str, store: Store) -> Tables:
     """Write what was measured, its tables, its figures where matplotlib is installed, and a page
     with all of them; returns the tables.
     """
@@ -131,7 +133,7 @@ def publish_results(report: Report, benchmark: str, store: Store) -> Tables:
     return tables
 
 
-def print_results(report: Report, tables: Tables, benchmark: str) -> None:
+def print_results(report: Published, tables: Tables, benchmark: str) -> None:
     """The main table, and what it says."""
     out = console()
     is_wide = out.width >= WIDE
@@ -147,7 +149,7 @@ def print_results(report: Report, tables: Tables, benchmark: str) -> None:
     out.print(report.sentence(), markup=False)
 
 
-def publish_ranking(report: Report, benchmark: str, folder: Path) -> str:
+def publish_ranking(report: Published, benchmark: str, folder: Path) -> str:
     """The ranking of the settings at the ratio that was asked last, and the best of each method
     where all is measured; what to do next.
     """
@@ -171,9 +173,9 @@ def publish_ranking(report: Report, benchmark: str, folder: Path) -> str:
         say(f"No setting has a score: {why}. {BEST} is not written.")
         return "another --ratio." if benchmark == "inj" else "more dev texts (--n-dev)."
     table = ranking_table(ranking)
-    caption = f"The dev sequences of {benchmark}, ratio {ratio:g}"
+    caption = f"The dev sequences of {benchmark}, ratio {ratio:g}; score: {SCORES[benchmark]}"
     save_table(table, folder, "ranking", caption)
-    show(table)
+    show(table, f"{caption}.\n")
     if n_missing:
         say(
             f"{quantity(n_missing, 'measurement')} MISSING: the ranking is of what is there, and "

@@ -43,7 +43,7 @@ Figures = Mapping[str, "Figure"]
 
 
 @dataclass(frozen=True, eq=False)
-class Report:
+class Published:
     """What is published of the results of one benchmark.
 
     Args:
@@ -71,9 +71,9 @@ class Report:
     more: str = ""
 
 
-def report_inj(steps: Steps) -> Report:
+def report_inj(steps: Steps) -> Published:
     results = InjResults.of(steps)
-    return Report(
+    return Published(
         results,
         partial(inj_tables, results),
         partial(inj_figures, results),
@@ -83,9 +83,9 @@ def report_inj(steps: Steps) -> Report:
     )
 
 
-def report_del(steps: Steps) -> Report:
+def report_del(steps: Steps) -> Published:
     results = DelResults.of(steps)
-    return Report(
+    return Published(
         results,
         partial(del_tables, results),
         partial(del_figures, results),
@@ -96,9 +96,9 @@ def report_del(steps: Steps) -> Report:
     )
 
 
-def report_rev(steps: Steps) -> Report:
+def report_rev(steps: Steps) -> Published:
     results = RevResults.of(steps)
-    return Report(
+    return Published(
         results,
         partial(rev_tables, results),
         partial(rev_figures, results),
@@ -108,7 +108,7 @@ def report_rev(steps: Steps) -> Report:
     )
 
 
-REPORTS: dict[str, Callable[[Steps], Report]] = {
+REPORTS: dict[str, Callable[[Steps], Published]] = {
     "inj": report_inj,
     "del": report_del,
     "rev": report_rev,

@@ -29,16 +29,16 @@ from tl_localize.sequences import MemorizedSequence, SequenceBatch, divide_text
 from tl_localize.units import NEURONS, Units
 
 Tokens = Integer[Tensor, "sequence pos"]
-Values = Float[Tensor, "layer neuron *width"]
+Replacements = Float[Tensor, "layer neuron *width"]
 Rows = list[dict[str, Any]]
 
 
-def zeros(text: Tokens, seed: int, neurons: NeuronView, target: int) -> Values:
+def zeros(text: Tokens, seed: int, neurons: NeuronView, target: int) -> Replacements:
     """Zero ablation, the paper's dropout."""
     return torch.zeros(neurons.n_layers, *neurons.shape)
 
 
-def means(text: Tokens, seed: int, neurons: NeuronView, target: int) -> Values:
+def means(text: Tokens, seed: int, neurons: NeuronView, target: int) -> Replacements:
     """Mean ablation: each neuron's mean over general text. The first position of a text, which has
     no context, does not count.
     """
@@ -53,7 +53,7 @@ def means(text: Tokens, seed: int, neurons: NeuronView, target: int) -> Values:
     return (total / (n * (length - 1))).float()
 
 
-def resampled(text: Tokens, seed: int, neurons: NeuronView, target: int) -> Values:
+def resampled(text: Tokens, seed: int, neurons: NeuronView, target: int) -> Replacements:
     """Resample ablation: what each neuron was at one random position of general text, the same
     position for all neurons.
 
@@ -69,7 +69,7 @@ def resampled(text: Tokens, seed: int, neurons: NeuronView, target: int) -> Valu
 
 # by name: the values of all neurons, at every position, while the neurons of a target are ablated,
 # from general text and a seed
-ABLATIONS: dict[str, Callable[[Tokens, int, NeuronView, int], Values]] = {
+ABLATIONS: dict[str, Callable[[Tokens, int, NeuronView, int], Replacements]] = {
     "zero": zeros,
     "mean": means,
     "resample": resampled,
@@ -95,7 +95,7 @@ class AblationMeter:
     model: LanguageModel
     sequences: Sequence[MemorizedSequence]
     general_tokens: Tokens
-    ablation: Callable[[NeuronView, int], Values]
+    ablation: Callable[[NeuronView, int], Replacements]
     decode: Decode
     before: Rows = field(default_factory=list)
     units: Units = NEURONS

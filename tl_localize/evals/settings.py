@@ -37,7 +37,7 @@ from tl_localize.texts.readers import COLLECTED, Data, read_tokens
 from tl_localize.texts.reference import N_DEV, held_out_tokens
 from tl_localize.units import NEURONS, Units
 
-Settings = Mapping[str, Mapping[str, Any]]  # by method name
+MethodSettings = Mapping[str, Mapping[str, Any]]  # by method name
 
 # of Zero-Out where a result is wanted soon: the share of the neurons with an exact score
 SCREEN = 0.05
@@ -80,7 +80,7 @@ def default_settings(name: str) -> Json:
 
 
 def make_methods(
-    names: str, settings: Sequence[str] = (), *defaults: Settings, units: Units = NEURONS
+    names: str, settings: Sequence[str] = (), *defaults: MethodSettings, units: Units = NEURONS
 ) -> list[Localizer]:
     """Methods by name, with settings such as ``hard_concrete.steps=200`` over the given defaults,
     of which the last ones count most.
@@ -118,7 +118,7 @@ def make_methods(
     return [make_method(name, values[name], units) for name in wanted]
 
 
-def first_layer_settings(first_layer: int) -> Settings:
+def first_layer_settings(first_layer: int) -> MethodSettings:
     """Settings of the methods that choose neurons together: they leave the layers below out while
     they choose, not only afterwards.
     """
@@ -145,7 +145,7 @@ def sparing_layers(methods: Iterable[Localizer], model: LanguageModel) -> list[L
     ]
 
 
-def defaults_for(units: Units, of_neurons: Settings) -> Settings:
+def defaults_for(units: Units, of_neurons: MethodSettings) -> MethodSettings:
     """The paper's settings, which are of neurons. Of heads, of which there are few, Iterative
     Attribution ablates up to half of a layer.
     """
@@ -156,7 +156,7 @@ def del_methods(
     names: str,
     settings: Sequence[str] = (),
     model: str = "",
-    tuned: Settings | None = None,
+    tuned: MethodSettings | None = None,
     seed: int = 0,
     units: Units = NEURONS,
 ) -> list[Localizer]:
@@ -188,7 +188,7 @@ def inj_methods(
     names: str,
     settings: Sequence[str] = (),
     model: str = "",
-    tuned: Settings | None = None,
+    tuned: MethodSettings | None = None,
     ratio: float = 0.01,
     units: Units = NEURONS,
 ) -> list[Localizer]:
@@ -205,7 +205,7 @@ def inj_runs(
     sequences: Sequence[MemorizedSequence],
     methods: str,
     settings: Sequence[str] = (),
-    tuned: Settings | None = None,
+    tuned: MethodSettings | None = None,
     ratios: Sequence[float] | None = None,
     units: Units = NEURONS,
     **options: Any,

@@ -12,7 +12,7 @@ from tl_localize.checks import Real, check_between
 from tl_localize.methods.base import BatchValues
 from tl_localize.methods.general_text import WithGeneralText
 from tl_localize.methods.partial_runs import activations, alignments
-from tl_localize.model.memory import Report
+from tl_localize.model.memory import FractionReport
 from tl_localize.model.neurons import NeuronView
 from tl_localize.sequences import MemorizedSequence, SequenceBatch
 
@@ -67,7 +67,7 @@ class ActivationContrast(WithGeneralText):
         check_between(0, 1, alignment=self.alignment)
 
     def attribute_batch(
-        self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: Report
+        self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: FractionReport
     ) -> BatchValues:
         of_others = self.general_mean(neurons, sequences, strengths)
         ratios = strengths(neurons, sequences).cpu() / of_others.clamp_min(LEAST)

@@ -11,7 +11,7 @@ from torch import Tensor
 from tl_localize.checks import check_choice
 from tl_localize.methods.base import BatchValues, Localizer
 from tl_localize.methods.partial_runs import activations
-from tl_localize.model.memory import Report
+from tl_localize.model.memory import FractionReport
 from tl_localize.model.neurons import NeuronView
 from tl_localize.sequences import MemorizedSequence, SequenceBatch
 
@@ -52,7 +52,7 @@ class Activations(Localizer):
 
     @torch.no_grad()
     def attribute_batch(
-        self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: Report
+        self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: FractionReport
     ) -> BatchValues:
         batch = SequenceBatch.of(sequences, neurons.device)
         weights = batch.weights

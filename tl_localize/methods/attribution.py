@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from tl_localize.methods.base import BatchValues
 from tl_localize.methods.contrast import Contrasted
 from tl_localize.methods.partial_runs import ablation_estimate
-from tl_localize.model.memory import Report
+from tl_localize.model.memory import FractionReport
 from tl_localize.model.neurons import NeuronView
 from tl_localize.sequences import MemorizedSequence, SequenceBatch
 
@@ -49,7 +49,7 @@ class Attribution(Contrasted):
     version = 2
 
     def attribute_batch(
-        self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: Report
+        self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: FractionReport
     ) -> BatchValues:
         estimate = ablation_estimate(neurons, SequenceBatch.of(sequences, neurons.device))
         return estimate * self.spared(neurons).cpu()

@@ -12,7 +12,7 @@ from torch import Tensor
 from tl_localize.checks import check_count
 from tl_localize.files import identity_text
 from tl_localize.metrics import warn_unless_recited
-from tl_localize.model.memory import Report, part_of, rows_that_fit, work_in_batches
+from tl_localize.model.memory import FractionReport, part_of, rows_that_fit, work_in_batches
 from tl_localize.model.neurons import LanguageModel, NeuronView
 from tl_localize.scores import NeuronScores
 from tl_localize.sequences import MemorizedSequence, check_sequences
@@ -92,7 +92,7 @@ class Localizer(ABC):
         model: LanguageModel,
         sequences: Sequence[MemorizedSequence],
         batch_size: int | None = None,
-        progress: Report | None = None,
+        progress: FractionReport | None = None,
         *,
         check: bool = True,
     ) -> Iterator[NeuronScores]:
@@ -127,7 +127,7 @@ class Localizer(ABC):
         raise TypeError(f"{type(self).__name__} must define attribute or attribute_batch.")
 
     def attribute_batch(
-        self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: Report
+        self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: FractionReport
     ) -> BatchValues | list[Found]:
         """The scores of some sequences that fit into memory side by side; by default one by one.
 
@@ -137,7 +137,11 @@ class Localizer(ABC):
         return one_by_one(lambda sequence, _: self.attribute(neurons, sequence), sequences, report)
 
     def _results(
-        self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], size: int, report: Report
+        self,
+        neurons: NeuronView,
+        sequences: Sequence[MemorizedSequence],
+        size: int,
+        report: FractionReport,
     ) -> Iterator[NeuronScores]:
         """Scores of each sequence, in batches of up to ``size``."""
         n = len(sequences)
@@ -179,9 +183,9 @@ class Localizer(ABC):
 
 
 def one_by_one(
-    score: Callable[[MemorizedSequence, Report], Found],
+    score: Callable[[MemorizedSequence, FractionReport], Found],
     sequences: Sequence[MemorizedSequence],
-    report: Report,
+    report: FractionReport,
 ) -> list[Found]:
     """The scores of each sequence, for methods that are no faster on several.
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from tl_localize.methods.base import BatchValues, Localizer
 from tl_localize.methods.partial_runs import row_gradients
 from tl_localize.metrics import batch_loss
-from tl_localize.model.memory import Report
+from tl_localize.model.memory import FractionReport
 from tl_localize.model.neurons import NeuronView
 from tl_localize.sequences import MemorizedSequence, SequenceBatch
 
@@ -40,7 +40,7 @@ class ContrastiveGradient(Localizer):
     title = "Contrastive Gradient (not the paper's)"
 
     def attribute_batch(
-        self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: Report
+        self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: FractionReport
     ) -> BatchValues:
         batch = SequenceBatch.of(sequences, neurons.device)
         _, norms = row_gradients(neurons, batch, batch_loss)

@@ -8,7 +8,7 @@ import torch
 from tl_localize.checks import Real, check_count, check_ratio
 from tl_localize.methods.base import BatchValues, Localizer
 from tl_localize.methods.partial_runs import alignments
-from tl_localize.model.memory import Report
+from tl_localize.model.memory import FractionReport
 from tl_localize.model.neurons import NeuronView
 from tl_localize.sequences import MemorizedSequence, SequenceBatch
 
@@ -56,7 +56,7 @@ class GradientAlignment(Localizer):
         check_ratio("share", self.share)
 
     def attribute_batch(
-        self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: Report
+        self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: FractionReport
     ) -> BatchValues:
         batch = SequenceBatch.of(sequences, neurons.device)
         total = torch.zeros(len(batch), *neurons.size, device=neurons.device)

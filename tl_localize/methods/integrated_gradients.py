@@ -17,11 +17,11 @@ from tl_localize.methods.base import Found, Localizer, Values, one_by_one
 from tl_localize.methods.partial_runs import CleanRun
 from tl_localize.methods.position_parallel import NotParallel, PositionParallelModel
 from tl_localize.model.forward import residual, resume, unembed
-from tl_localize.model.memory import Report, part_at, rows_that_fit, work_in_batches
+from tl_localize.model.memory import FractionReport, part_at, rows_that_fit, work_in_batches
 from tl_localize.model.neurons import NeuronView
 from tl_localize.sequences import MemorizedSequence, SequenceBatch
 
-Steps = Float[Tensor, " step"]
+Points = Float[Tensor, " point"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class IntegratedGradients(Localizer):
         check_count(steps=self.steps)
         check_choice("rule", self.rule, ("endpoints", "midpoint", "gauss-legendre"))
 
-    def quadrature(self) -> tuple[Steps, Steps]:
+    def quadrature(self) -> tuple[Points, Points]:
         """Points in [0, 1] and their weights, which sum to 1."""
         if self.rule == "gauss-legendre":
             nodes, weights = np.polynomial.legendre.leggauss(self.steps)
@@ -77,11 +77,13 @@ class IntegratedGradients(Localizer):
         return points, torch.full((self.steps,), 1 / self.steps)
 
     def attribute_batch(
-        self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: Report
+        self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: FractionReport
     ) -> list[Found]:
         return one_by_one(partial(self._score, neurons), sequences, report)
 
-    def _score(self, neurons: NeuronView, sequence: MemorizedSequence, report: Report) -> Values:
+    def _score(
+        self, neurons: NeuronView, sequence: MemorizedSequence, report: FractionReport
+    ) -> Values:
         batch = SequenceBatch.of([sequence], neurons.device)
         scores: list[Tensor] = []
         points, weights = (part.to(neurons.device) for part in self.quadrature())
@@ -112,8 +114,8 @@ def parallel_gradients(
     parallel: PositionParallelModel,
     batch: SequenceBatch,
     layer: int,
-    points: Steps,
-    weights: Steps,
+    points: Points,
+    weights: Points,
     chunk: list[int],
 ) -> Float[Tensor, "target neuron *width"]:
     """Weighted sum over a chunk of the points of the path of the probability's gradient with
@@ -150,8 +152,8 @@ def position_gradients(
     clean: CleanRun,
     batch: SequenceBatch,
     layer: int,
-    points: Steps,
-    weights: Steps,
+    points: Points,
+    weights: Points,
     chunk: list[int],
 ) -> Float[Tensor, "target neuron *width"]:
     """The same by the definition, for each target by runs of the sequence up to its position.

@@ -13,7 +13,7 @@ from torch import Tensor
 from tl_localize.checks import Real, check_between, check_count, check_positive
 from tl_localize.methods.base import Found, Localizer, Values
 from tl_localize.metrics import batch_loss, loss_scale
-from tl_localize.model.memory import Report
+from tl_localize.model.memory import FractionReport
 from tl_localize.model.neurons import NeuronView
 from tl_localize.sequences import MemorizedSequence, SequenceBatch
 
@@ -69,13 +69,13 @@ class MaskLearner(Localizer):
         """The scores that trained parameters are."""
 
     def attribute_batch(
-        self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: Report
+        self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: FractionReport
     ) -> list[Found]:
         with neurons.lean():
             return self._train(neurons, sequences, report)
 
     def _train(
-        self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: Report
+        self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: FractionReport
     ) -> list[Found]:
         n = len(sequences)
         scale = loss_scale(neurons.model)

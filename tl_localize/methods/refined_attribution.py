@@ -13,7 +13,7 @@ from tl_localize.methods.contrast import Contrasted
 from tl_localize.methods.masks import check_first_layer
 from tl_localize.methods.partial_runs import gate_gradients
 from tl_localize.metrics import mean_probability
-from tl_localize.model.memory import Report
+from tl_localize.model.memory import FractionReport
 from tl_localize.model.neurons import NeuronView
 from tl_localize.scores import rounded_down
 from tl_localize.sequences import MemorizedSequence, SequenceBatch
@@ -83,7 +83,7 @@ class RefinedAttribution(Contrasted):
         return check_first_layer(neurons, self.first_layer)
 
     def attribute_batch(
-        self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: Report
+        self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: FractionReport
     ) -> BatchValues:
         batch = SequenceBatch.of(sequences, neurons.device)
         spared = self.spared(neurons)

@@ -12,7 +12,7 @@ from tl_localize.checks import check_choice
 from tl_localize.methods.base import BatchValues
 from tl_localize.methods.general_text import WithGeneralText
 from tl_localize.methods.partial_runs import activations
-from tl_localize.model.memory import Report
+from tl_localize.model.memory import FractionReport
 from tl_localize.model.neurons import NeuronView
 from tl_localize.sequences import MemorizedSequence, SequenceBatch
 
@@ -62,7 +62,7 @@ class SelectivePruning(WithGeneralText):
         check_choice("importance", self.importance, ("rms", "abs"))
 
     def attribute_batch(
-        self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: Report
+        self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: FractionReport
     ) -> BatchValues:
         measure = mean_squares if self.importance == "rms" else mean_sizes
         own = measure(neurons, sequences).cpu()

@@ -7,7 +7,7 @@ from tl_localize.methods.base import BatchValues
 from tl_localize.methods.general_text import WithGeneralText
 from tl_localize.methods.partial_runs import row_gradients
 from tl_localize.metrics import batch_loss
-from tl_localize.model.memory import Report
+from tl_localize.model.memory import FractionReport
 from tl_localize.model.neurons import NeuronView
 from tl_localize.sequences import MemorizedSequence, SequenceBatch
 
@@ -48,7 +48,7 @@ class SelectiveSynapticDampening(WithGeneralText):
     title = "Selective Synaptic Dampening (not the paper's)"
 
     def attribute_batch(
-        self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: Report
+        self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: FractionReport
     ) -> BatchValues:
         own = row_importances(neurons, sequences).cpu()
         general = self.general_mean(neurons, sequences, row_importances)

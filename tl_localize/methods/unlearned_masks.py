@@ -13,7 +13,7 @@ from tl_localize.methods.general_text import WithGeneralText
 from tl_localize.methods.masks import Parameters, check_first_layer
 from tl_localize.methods.partial_runs import gate_gradients
 from tl_localize.metrics import batch_loss
-from tl_localize.model.memory import Report, rows_that_fit, work_in_batches
+from tl_localize.model.memory import FractionReport, rows_that_fit, work_in_batches
 from tl_localize.model.neurons import NeuronView
 from tl_localize.sequences import MemorizedSequence, SequenceBatch
 
@@ -75,7 +75,7 @@ class UnlearnedMask(WithGeneralText):
         """The scores that trained parameters are."""
 
     def attribute_batch(
-        self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: Report
+        self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: FractionReport
     ) -> list[Found]:
         n_given = len(self.texts)
         if n_given and any(len(self.other_texts(sequence)) < n_given for sequence in sequences):
@@ -86,13 +86,13 @@ class UnlearnedMask(WithGeneralText):
         return self._train(neurons, sequences, report)
 
     def _train_alone(
-        self, neurons: NeuronView, sequence: MemorizedSequence, report: Report
+        self, neurons: NeuronView, sequence: MemorizedSequence, report: FractionReport
     ) -> Found:
         others = tuple(self.texts[i] for i in self.other_texts(sequence))
         return replace(self, texts=others)._train(neurons, [sequence], report)[0]
 
     def _train(
-        self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: Report
+        self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: FractionReport
     ) -> list[Found]:
         generator = torch.Generator().manual_seed(int(self.seed))
         start = self.start(neurons, generator).to(neurons.device)

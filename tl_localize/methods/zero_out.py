@@ -13,7 +13,7 @@ from tl_localize.checks import check_count, check_ratio, check_seed
 from tl_localize.methods.base import Found, Localizer, Values, one_by_one
 from tl_localize.methods.partial_runs import CleanRun, ablation_estimate, activations
 from tl_localize.model.forward import resume, unembed
-from tl_localize.model.memory import Report, part_at, tokens_that_fit, work_in_batches
+from tl_localize.model.memory import FractionReport, part_at, tokens_that_fit, work_in_batches
 from tl_localize.model.neurons import NeuronView
 from tl_localize.scores import NeuronScores, NeuronSet
 from tl_localize.sequences import MemorizedSequence, SequenceBatch
@@ -76,12 +76,12 @@ class ZeroOut(Localizer):
         check_seed(self.seed)
 
     def attribute_batch(
-        self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: Report
+        self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: FractionReport
     ) -> list[Found]:
         return one_by_one(partial(self._score, neurons), sequences, report)
 
     def _score(
-        self, neurons: NeuronView, sequence: MemorizedSequence, report: Report
+        self, neurons: NeuronView, sequence: MemorizedSequence, report: FractionReport
     ) -> Values | NeuronScores:
         if self.screen is None:
             everything = torch.ones(neurons.size, dtype=torch.bool)
@@ -98,7 +98,7 @@ class ZeroOut(Localizer):
 
     @torch.no_grad()
     def exact(
-        self, neurons: NeuronView, sequence: MemorizedSequence, chosen: Mask, report: Report
+        self, neurons: NeuronView, sequence: MemorizedSequence, chosen: Mask, report: FractionReport
     ) -> Values:
         """Exact scores of the chosen neurons, and 0 for the others."""
         batch = SequenceBatch.of([sequence], neurons.device)

@@ -16,7 +16,7 @@ from tl_localize.model.neurons import ModelView
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-Report = Callable[[float], None]  # the fraction of the work that is done
+FractionReport = Callable[[float], None]  # the fraction of the work that is done
 TextReport = Callable[[float, str], None]  # and what was just done
 
 CPU_BYTES = 2**30  # working memory of one batch; more is not faster on a CPU
@@ -108,7 +108,7 @@ def rows_that_fit(
     return max(1, (batch_tokens or tokens_that_fit(view, length, gradient)) // length)
 
 
-def part_of(report: Report, start: float, end: float) -> Report:
+def part_of(report: FractionReport, start: float, end: float) -> FractionReport:
     """The report of a part of the work, from one fraction of the whole to another."""
     return lambda fraction: report(start + (end - start) * fraction)
 
