@@ -13,6 +13,7 @@ from tl_localize.stats import bootstrap
 
 SMOLLM2, GEMMA = "SmolLM2-135M-Instruct.Q4_1", "gemma-3-270m-q4_k_m"
 GPT2, PYTHIA = "reference-gpt2", "reference-pythia"
+SHIPPED = {"gpt2": GPT2, "pythia": PYTHIA}
 TITLES = {
     "iterative_attribution": "**Iterative Attribution** (ours)",
     "iterative_attribution_contrast_0": "the same, `contrast=0`",
@@ -37,6 +38,17 @@ TITLES = {
     "oracle_rounds": "oracle in rounds (knows the model before)",
     "oracle_first_order": "oracle, first order (knows the model before)",
     "row_norm": "RowNorm (a control)",
+    "random": "Random",
+}
+GENERAL_RIVALS = ("selective_pruning", "selective_synaptic_dampening", "contrastive_gradient")
+RIVALS = {
+    "refined_attribution": TITLES["refined_attribution"],
+    "iterative_attribution": TITLES["iterative_attribution"],
+    "adversarial_hard_concrete": "AdversarialHardConcrete",
+    "hard_concrete": "Hard Concrete, searched",
+    "attribution": TITLES["attribution"],
+    "balanced_subnet": "BalancedSubnet",
+    **{name: TITLES[name] for name in ("contrastive_gradient", *GENERAL_RIVALS[:2])},
     "random": "Random",
 }
 COLUMNS = {
@@ -78,6 +90,11 @@ def with_t_interval(values: pd.Series, decimals: int = 1) -> str:
     half = float(stats.t.ppf(0.975, len(values) - 1) * values.sem())
     mean = float(values.mean())
     return with_interval(mean, (mean - half, mean + half), decimals)
+
+
+def short(title: str) -> str:
+    """A title without what is said about the method."""
+    return title.replace("**", "").split(" (")[0]
 
 
 def power(p: float) -> str:

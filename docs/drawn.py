@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
-from cells import GEMMA, SMOLLM2  # noqa: E402
+from cells import GEMMA, GENERAL_RIVALS, SMOLLM2  # noqa: E402
 from comparison import read_frame  # noqa: E402
-from tables import GENERAL_RIVALS, SMOLLM2_GROUPS, single_layers  # noqa: E402
+from deletion_tables import single_layers  # noqa: E402
+from injection_tables import SMOLLM2_GROUPS  # noqa: E402
 
 SHIPPED = ("gpt2", "pythia")
 TUNED = {"hard_concrete_tuned": "Hard Concrete, tuned", "slimming_tuned": "Slimming, tuned"}

@@ -1,0 +1,142 @@
+"""Tables of edits that erase a text."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+from cells import (  # noqa: E402
+    SHIPPED,
+    SMOLLM2,
+    markdown,
+    mean_with_interval,
+    number,
+    power,
+    with_t_interval,
+)
+from comparison import read_frame  # noqa: E402
+
+from tl_localize.stats import paired_test  # noqa: E402
+
+EDITS = {
+    "default of erase": "the default of `erase`",
+    "activation_contrast": "Activation Contrast",
+    "refined_attribution": "Refined Attribution",
+    "iterative_attribution": "Iterative Attribution",
+    "gradient_alignment": "Gradient Alignment",
+    "activations": "Activations",
+    "random": "random rows",
+    "true": "the true rows",
+    "all rows": "all rows",
+    "difference on": "gradient difference,",
+    "npo on": "NPO,",
+    "never injected": "a model that never saw it",
+}
+TESTED_EDIT = "activation_contrast 2 %"
+COMPARED_EDITS = (
+    *((TESTED_EDIT, other) for other in ("random 2 %", "all rows", "activations 2 %")),
+    *(("default of erase", other) for other in (TESTED_EDIT, "random 2 %", "all rows")),
+)
+N_COMPARED = 17  # edits that are compared with it on each model, also where some are still to come
+TRAINING = {
+    **{f"others_{step}": f"others, {step} steps" for step in (0, 50)},
+    **{f"half_{step}": f"half of it, {step} steps" for step in (0, 5, 50)},
+}
+
+
+def edit_title(edit: str) -> str:
+    name = next(name for name in EDITS if edit.startswith(name))
+    return EDITS[name] + edit.removeprefix(name)
+
+
+def edits_of(name: str) -> dict[str, pd.DataFrame]:
+    """The rows of each edit by text, fractions in percent or points."""
+    frame = read_frame(name)
+    factors = {column: 1 if column == "kl_1" else 100 for column in map(str, frame)}
+    frame = frame * pd.Series(factors)
+    parts = frame.groupby(level="method", sort=False)
+    return {str(edit): part.droplevel("method") for edit, part in parts}
+
+
+def erase_table(model: str) -> str:
+    """What each edit leaves of a text at a price, and how much less than the one that is tested."""
+    edits = edits_of(f"erase-{model}")
+    tested = edits[TESTED_EDIT]["self_1"]
+    rows = []
+    of_all = ("all rows", "difference on", "npo on")  # they stand at the end
+    for edit in sorted(edits, key=lambda edit: (edit.startswith(of_all), edit)):
+        rows_of = edits[edit]
+        prices = [mean_with_interval(rows_of[f"self_{price}"]) for price in ("0.3", "1", "3")]
+        also = [mean_with_interval(rows_of["extracted_1"]), mean_with_interval(rows_of["kl_1"], 3)]
+        gap = ""
+        if edit != TESTED_EDIT:
+            both = pd.concat([tested, rows_of["self_1"]], axis=1, keys=["tested", "other"]).dropna()
+            p = np.minimum(1.0, paired_test(both["tested"], both["other"]) * N_COMPARED)
+            gap = f"{mean_with_interval(both['tested'] - both['other'])} (p = {power(p)})"
+        rows.append([edit_title(edit), *prices, *also, gap])
+    prices = [f"Self at Neg = -{price}" for price in ("0.3", "1", "3")]
+    also = ["extracted at -1 (%)", "KL at -1", f"{edit_title(TESTED_EDIT)} minus it at -1"]
+    return markdown([f"edit ({len(tested)} texts)", *prices, *also], rows)
+
+
+def erase_pairs_table() -> str:
+    """Differences of two edits at each price, of the same texts, with intervals of Student's t."""
+    rows = []
+    for title, model in {**SHIPPED, "SmolLM2": SMOLLM2}.items():
+        edits = edits_of(f"erase-{model}")
+        for first, second in COMPARED_EDITS:
+            gaps = edits[first] - edits[second].loc[edits[first].index]
+            cells = [with_t_interval(gaps[f"self_{price}"]) for price in ("0.3", "1", "3")]
+            n_texts = f"{title} ({len(gaps)} texts)"
+            rows.append([n_texts, f"{edit_title(first)} minus {edit_title(second)}", *cells])
+    prices = [f"Self at Neg = -{price}" for price in ("0.3", "1", "3")]
+    return markdown(["model", "edits", *prices], rows)
+
+
+def return_table(model: str) -> str:
+    """What training brings back, of the texts that an edit erased."""
+    rows = []
+    for edit, rows_of in edits_of(f"erase-{model}").items():
+        erased = rows_of["half_0"].dropna()
+        if len(erased):
+            cells = [mean_with_interval(rows_of[column]) for column in TRAINING]
+            rows.append([f"{edit_title(edit)} ({len(erased)})", *cells])
+    return markdown(["edit (texts that it erased)", *TRAINING.values()], rows)
+
+
+def truth_table(model: str) -> str:
+    """Edits of injected sentences, whose rows are known."""
+    rows = []
+    frame = pd.read_csv(ROOT / f"docs/results/{model}/erase_truth.csv")
+    columns = ("precision", "neg_erased", "half_0", "half_5", "half_50")
+    for edit, rows_of in frame.groupby("method", sort=False):
+        erased = int(rows_of["half_0"].notna().sum())
+        points = 100 * rows_of[[*columns]].assign(neg_erased=rows_of["neg_erased"] / 100)
+        cells = [mean_with_interval(points[name]) for name in columns]
+        rows.append([f"{edit_title(str(edit))} ({erased})", *cells])
+    half = [f"half of it, {step} steps" for step in (0, 5, 50)]
+    names = ["edit (sentences that it erased)", "precision (%)", "Neg where it is erased", *half]
+    return markdown(names, rows)
+
+
+def erasures_table() -> str:
+    """Edits of 1, 5 and 20 texts at once: means over the texts."""
+    frame = pd.read_csv(ROOT / "docs/results/erasures.csv")
+    rows = []
+    for line in frame.sort_values(["model", "max_others_lost", "texts"]).to_dict("records"):
+        now = [
+            f"{number(100 * line[f'{name}_before'])} → {number(100 * line[f'{name}_after'])}"
+            for name in ("accuracy", "extracted", "half_extracted")
+        ]
+        price = [number(line["others_lost"]), number(line["perplexity_rise"])]
+        erased = f"{line['texts_erased']} of {line['texts']}"
+        asked = f"{line['max_others_lost']:g}"
+        rows.append([str(line["model"]), asked, erased, *now, *price, number(line["kl"], 4)])
+    names = ["recited (%)", "written from the prefix (%)", "from half of it (%)"]
+    price_names = ["others lose (points)", "perplexity rises (%)", "KL"]
+    return markdown(["model", "price (points)", "texts erased", *names, *price_names], rows)
