@@ -66,7 +66,7 @@ def pytest_addoption(parser):
     group.addoption(
         "--full",
         action="store_true",
-        help="all sentences and methods of the committed tables, however long it takes",
+        help="more sentences of INJ; with distractors all groups and methods: hours",
     )
     group.addoption(
         "--quick",
@@ -246,15 +246,21 @@ def publish_figure(request):
 @pytest.fixture(scope="session")
 def committed(request):
     """Compare a frame with the committed one of a name, row by row (see comparison.py); skipped
-    where one of some options was given. With --quick the rows are compared that were measured. The
-    frame goes to the results folder too, from which ``measure_bands.py`` reads it.
+    where one of some options, or another precision, was given. With --quick the rows are compared
+    that were measured. The frame of committed data goes to the results folder too, from which
+    ``measure_bands.py`` reads it.
     """
     quick = request.config.getoption("--quick")
 
     def check(measured, name, *options):
         name = name.replace("/", "-")  # of a model's address
-        write_frame(indexed(measured), name, Path(request.config.getoption("--results")) / MEASURED)
-        given = any(request.config.getoption(option) for option in options)
+        changed = {option for option in options if request.config.getoption(option)}
+        if request.config.getoption("--dtype") != "float32":
+            changed.add("--dtype")
+        if changed <= {"--limit"}:
+            folder = Path(request.config.getoption("--results")) / MEASURED
+            write_frame(indexed(measured), name, folder)
+        given = bool(changed)
         if request.config.getoption("--update-expected") and not (given or quick):
             write_frame(indexed(measured), name)
         if given or name not in names():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,18 @@ def shipped_benchmark(model: Any, n_targets: int, **settings: Any) -> Any:
     how = {"ratios": del_ratios(model_name(model)), "n_dev": n_dev, "n_targets": n_targets}
     how |= {"general_tokens": general}
     return DelBenchmark(model, sequences, **(how | settings))
+
+
+def folder_of(request: Any, model_name: str, study: str) -> Path:
+    """The folder of a study's steps on a model: another one for each choice of data."""
+    files = [
+        Path(value)
+        for name in ("--del-data", "--general")
+        if (value := request.config.getoption(name))
+    ]
+    parts = [path.read_bytes() if path.is_file() else str(path).encode() for path in files]
+    chosen = "-" + sha256(b"".join(parts)).hexdigest()[:8] if files else ""
+    return Path(request.config.getoption("--results")) / Path(model_name).name / (study + chosen)
 
 
 def read_data(model: Any, model_name: str, request: Any) -> Texts:

@@ -38,6 +38,7 @@ import test_rival_methods
 import torch
 from comparison import (
     BANDS,
+    EVERY,
     EXACT,
     EXPECTED,
     SETTINGS,
@@ -55,7 +56,9 @@ WRITTEN = (
 )
 # of frames that are measured here
 KINDS = ("del", "curve", "heads", "inj", "inj_seeds", "distractors", "rev", "rivals")
+TRAINED = ("inj", "inj_seeds", "distractors", "rev", "erase", "real")  # frames of edited models
 N_GROUPS = {"rev": test_rev_table.N_GROUPS, "distractors": test_inj_distractors.N_GROUPS_FULL}
+BAND_COLUMNS = ["frame", "method", "setting", "column", "band", "measured"]
 LAST_DIGIT = 6e-8  # of float32, relative
 COLUMNS = [
     *("delta_self_accuracy", "delta_self_levenshtein"),
@@ -259,13 +262,13 @@ def bands_of_gaps(frame: str, name: str, measured: pd.DataFrame) -> pd.DataFrame
 
 def widened(frame: str, folder: Path, machine: str) -> pd.DataFrame:
     """The rows of expected/bands.csv for a frame, as wide as what another machine measured, where
-    that is wider.
+    that is wider; also of methods that had none.
     """
     committed = read_frame(frame)
     gap = (by_levels(read_frame(frame, folder), committed) - committed).abs()
     setting = next((name for name in SETTINGS if name in gap.index.names), None)
     drawn = gap.index.isin([*DRAWN, *LEARNED, WRITTEN, "random"], "method")
-    trained = not frame.startswith("del")
+    trained = frame.partition("-")[0] in TRAINED
     of_all = gap[~drawn].max() if trained else pd.Series(0.0, gap.columns)
     rows: list[dict[str, Any]] = []
     for band in read_bands(frame).to_dict("records"):
@@ -276,7 +279,13 @@ def widened(frame: str, folder: Path, machine: str) -> pd.DataFrame:
         if moved > band["band"]:
             band |= {"band": moved + EXACT, "measured": f"{band['measured']}; {machine}"}
         rows.append(band)
-    return pd.DataFrame(rows)
+    known = {(row["method"], row["column"]) for row in rows}
+    for method, columns in gap.groupby(level="method").max().to_dict("index").items():
+        for column, moved in columns.items():
+            if moved > EXACT and not {(method, column), (EVERY, column)} & known:
+                found = {"method": method, "setting": math.nan, "column": column}
+                rows.append({"frame": frame, **found, "band": moved + EXACT, "measured": machine})
+    return pd.DataFrame(rows, columns=BAND_COLUMNS)
 
 
 def main() -> None:

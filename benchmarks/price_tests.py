@@ -67,7 +67,11 @@ def tests_at_prices(results: Mapping[str, DelResults], tested: str = TESTED) -> 
                 error = bootstrap_error(len(common), more)
                 if math.isnan(found) or math.isnan(error):
                     continue
-                p = 2 * stats.t.sf(abs(found) / error, len(common) - 1) if error else 0.0
+                p = (
+                    2 * stats.t.sf(abs(found) / error, len(common) - 1)
+                    if error
+                    else float(found == 0)
+                )
                 row = {"model": model, "method": method, "price": price, "n": len(common)}
                 row |= {"difference": found, "standard_error": error, "p": p}
                 rows.append(row)

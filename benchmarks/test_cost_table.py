@@ -17,9 +17,9 @@ A small shape, in under 30 s on a CPU:
 Seconds are wall time on CUDA and CPU time of the process elsewhere, where other programs may share
 the cores. What repeats itself runs in part and is scaled up, because the whole would take hours:
 Zero-Out, and the loops of Zero-Out and Integrated Gradients, on an even sample of their passes,
-mask learners and injections for a fifth of their steps; the column ``measured`` says which share
-has been run. Memory is the peak beyond the weights. The table and the curves go to the results
-folder with device and versions.
+mask learners for a fifth of their steps; in the table of sizes these and injections for a
+twentieth. The column ``measured`` says which share has been run. Memory is the peak beyond the
+weights. The table and the curves go to the results folder with device and versions.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ from costs import (
 )
 
 # no early stop, so that each run does the same; a fifth is run
-STEPS = {"slimming": 60, "hard_concrete": 150, "inject": 100}
+STEPS = {"slimming": 60, "hard_concrete": 150}
+INJECT_STEPS = 100
 # seconds for one sequence, pythia-6.9b in bfloat16 on an NVIDIA H200; masks at their price in map
 GOALS = {
     "activations": 0.1,
@@ -292,15 +293,15 @@ def mask_learners(model: Any, sequences: Any, steps: dict[str, int]) -> Iterator
         kind: Any = METHODS[name]
         method = kind(steps=n_steps, stop_sparsity=1e-12)
         scale = steps[name] / n_steps
-        single = partial(method, model, sequences[0])
+        loop = partial(mask_loop, model, sequences[0], n_steps)
 
         def together(method: Any = method) -> None:
             list(method.map(model, sequences))
 
-        yield Work(name, single, partial(mask_loop, model, sequences[0], n_steps), scale, scale)
+        yield Work(name, partial(method, model, sequences[0]), loop, scale, scale)
         title = f"{name}, {len(sequences)} in map"
         n = len(sequences)
-        yield Work(title, together, single, scale, scale, n)
+        yield Work(title, together, loop, scale, scale, n)
 
 
 def size_table(
@@ -359,8 +360,8 @@ def size_table(
     top = NeuronScores(
         torch.rand(view.n_layers, view.n_neurons, generator=torch.Generator().manual_seed(0))
     ).top_k(DELETED, first_layer=1)
-    steps = part(STEPS["inject"])
-    shares["inject"] = steps / STEPS["inject"]
+    steps = part(INJECT_STEPS)
+    shares["inject"] = steps / INJECT_STEPS
     works: dict[str, Any] = {
         "forward and backward": lambda: forward_and_backward(model, sequence),
         "forward": lambda: forward(model, sequence),
@@ -566,7 +567,7 @@ def test_smoke_small_shape_fills_the_whole_table(unchecked: Any) -> None:
         model,
         n_sequences=2,
         n_neurons=4,
-        steps={"slimming": 3, "hard_concrete": 3, "inject": 3},
+        steps={"slimming": 3, "hard_concrete": 3},
         repeats=1,
     )
     sizes = size_table(model, share=0.01, sampled=(2, 4))

@@ -31,7 +31,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from comparison import differences, indexed, names, read_bands, read_frame
-from del_data import collected, of_collection
+from del_data import collected, of_collection, read_data
 
 HERE = Path(__file__).parent
 # Of the reference models; of others all sequences are targets.
@@ -67,14 +67,13 @@ def collection(model, files):
 
 
 @pytest.fixture(scope="session")
-def benchmark(model, model_name, collection, files, request):
+def benchmark(model, model_name, collection, request):
     """DEL on the drawn sequences, for a number of targets."""
     from tl_localize.evals.deletion.benchmark import DelBenchmark
-    from tl_localize.evals.settings import del_data, del_ratios
-    from tl_localize.texts.readers import Data
+    from tl_localize.evals.settings import del_ratios
 
     if collection is None:
-        sequences, n_dev, general = del_data(model, Data(source=files[0]), files[1])
+        sequences, n_dev, general = read_data(model, model_name, request)
     else:
         sequences, n_dev, general = of_collection(collection)
 

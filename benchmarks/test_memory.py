@@ -42,7 +42,7 @@ import pandas as pd
 import pytest
 import torch
 from comparison import differences, indexed, read_bands, rows_measured
-from del_data import read_data
+from del_data import folder_of, read_data
 
 from tl_localize.stats import with_error
 
@@ -142,7 +142,7 @@ class Controls:
                 self.model,
                 texts,
                 self.general_tokens,
-                partial(_ablate, ABLATIONS[kind], self.general_tokens),
+                partial(ABLATIONS[kind], self.general_tokens, 0),
                 decoder(self.model),
             )
             for kind in ABLATED
@@ -212,10 +212,6 @@ class Controls:
         return {key: after[key] - before[key] for key in ("extracted", "distance")}
 
 
-def _ablate(ablation, general_tokens, neurons, target):
-    return ablation(general_tokens, 0, neurons, target)
-
-
 def measure(controls, methods, n_targets, steps):
     """One row for each text, method and contrast."""
     from tl_localize.execution.store import describe
@@ -259,7 +255,7 @@ def frame(model, model_name, request, publish):
     controls = Controls(model, known, written, general_tokens, 0.1 if own else 0.002)
     methods = del_methods(METHODS if own else CHEAP, [], model_name)
     methods.append(IterativeAttribution(contrast=0))
-    steps = Store(Path(request.config.getoption("--results")) / Path(model_name).name / "memory")
+    steps = Store(folder_of(request, model_name, "memory"))
     n_targets = request.config.getoption("--limit") or N_TARGETS
     measured = measure(controls, methods, n_targets, steps)
     about = f"{len(written)} written texts were found"
@@ -277,7 +273,7 @@ def test_numbers_of_memorized_texts_are_the_committed_ones(frame, model_name, re
     between processors, and so do written texts.
     """
     path = COMMITTED / Path(model_name).stem / "memory.csv"
-    if request.config.getoption("--del-data") or not path.is_file():
+    if not path.is_file() or any(map(request.config.getoption, ("--del-data", "--general"))):
         pytest.skip("nothing is committed of these texts")
 
     def same_everywhere(rows):

@@ -283,7 +283,7 @@ def rev_table(model: str, methods: Sequence[str], ratios: Sequence[float]) -> st
     return markdown([f"rows put back by ({n_models} models)", *shares, last], rows)
 
 
-# Costs, and how well scores are computed
+# Costs
 
 
 def costs_table(model: str, titles: Mapping[str, str]) -> str:
@@ -299,33 +299,6 @@ def costs_table(model: str, titles: Mapping[str, str]) -> str:
         rows.append([title, seconds, loop, times, "" if theirs is None else f"{theirs:g}"])
     names = ["seconds", "by the formula", "times as long"]
     return markdown(["method", *names, "the paper, Pythia-6.9B on an A6000, seconds"], rows)
-
-
-def quadrature_table(model: str) -> str:
-    """A.2: Self / Neg in points by the points of Integrated Gradients."""
-    frame = frames_of(model)["quadrature"]
-    frame = frame[frame["method"] != "random"]
-    points = frame["method"].str.extract(r"(\d+)$", expand=False).astype(int)
-    rows = []
-    for (n_points, ratio), part in frame.groupby([points, "ratio"]):
-        pair = " / ".join(
-            mean_with_interval(100 * part[name])
-            for name in ("delta_self_accuracy", "delta_neg_accuracy")
-        )
-        rows.append([f"{n_points}", f"{100 * ratio:g} %", f"{len(part)}", pair])
-    return markdown(["points", "share", "texts", "Self / Neg, points"], rows)
-
-
-def exact_table(model: str) -> str:
-    """Recall of Zero-Out in percent, with a screen and of every neuron."""
-    frame = converged(frames_of(model)["zero_out"])
-    titles = {"zero_out": "with a screen", "zero_out_exact": "every neuron", "random": "Random"}
-    rows = []
-    for method, title in titles.items():
-        wide = recalls(frame, method)
-        cells = [mean_with_interval(wide[multiple]) for multiple in MULTIPLES]
-        rows.append([f"{title} ({len(wide)})", *cells])
-    return markdown(["Zero-Out (sentences)", *(f"R@{m}x" for m in MULTIPLES)], rows)
 
 
 # Do the benchmarks agree?

@@ -119,6 +119,7 @@ class Plan:
             n_seeds=at_most(self.n_seeds),
             n_expanded=at_most(self.n_expanded),
             n_groups=at_most(self.n_groups),
+            n_rev=at_most(self.n_rev),
             n_targets=at_most(self.n_targets),
             n_zero_out=at_most(self.n_zero_out),
             n_counts=at_most(self.n_counts),

@@ -41,7 +41,7 @@ DEL_METHODS = (
 DEL_RIVALS = (
     "selective_synaptic_dampening,selective_pruning,contrastive_gradient,adversarial_hard_concrete"
 )
-OWN_DATA = ("--limit", "--data", "--settings", "--model")
+OWN_DATA = ("--limit", "--data", "--settings")
 SETTINGS = Path(__file__).parents[1] / "settings"  # of masks, searched on SmolLM2's dev texts
 
 
