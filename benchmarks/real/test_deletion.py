@@ -126,12 +126,15 @@ def test_single_layers(real: RealModel, deletion: Any) -> None:
 @pytest.mark.parametrize("ablation", ["mean", "resample"])
 def test_ablations(real: RealModel, deletion: Any, ablation: str) -> None:
     """At the larger share, by the methods of the paper; zero ablation is table 3."""
+    from tl_localize import DelResults
+
     how: Any = {"ablation": ablation, "n_targets": real.plan.n_ablations}
     benchmark = deletion(ratios=real.plan.shares[-1:], **how)
     store = real.del_store(f"ablation-{ablation}")
     results = real.run(benchmark, real.del_methods(PAPER_METHODS), store)
     there = read_frames(real.folder / "frames")
-    zero = there["deletion"].query("ratio == ratio.max()")
+    table_3 = DelResults.of(real.del_store("deletion")).frame
+    zero = table_3[table_3["ratio"] == table_3["ratio"].max()]
     parts = [there.get("ablations", pd.DataFrame()), zero, results.frame]
     joined = pd.concat(parts).drop_duplicates(["ablation", "method", "sequence_id"], keep="last")
     real.publish(ablations=joined, ablations_before=results.before)
