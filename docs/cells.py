@@ -31,6 +31,8 @@ TITLES = {
     "zero_out": "Zero-Out",
     "integrated_gradients": "Integrated Gradients",
     "activations": "Activations",
+    "adversarial_hard_concrete": "AdversarialHardConcrete",
+    "balanced_subnet": "BalancedSubnet",
     "selective_pruning": "SelectivePruning",
     "selective_synaptic_dampening": "SelectiveSynapticDampening",
     "contrastive_gradient": "ContrastiveGradient",
@@ -40,14 +42,15 @@ TITLES = {
     "row_norm": "RowNorm (a control)",
     "random": "Random",
 }
+MASK_RIVALS = ("adversarial_hard_concrete", "balanced_subnet")
 GENERAL_RIVALS = ("selective_pruning", "selective_synaptic_dampening", "contrastive_gradient")
 RIVALS = {
     "refined_attribution": TITLES["refined_attribution"],
     "iterative_attribution": TITLES["iterative_attribution"],
-    "adversarial_hard_concrete": "AdversarialHardConcrete",
+    "adversarial_hard_concrete": TITLES["adversarial_hard_concrete"],
     "hard_concrete": "Hard Concrete, searched",
     "attribution": TITLES["attribution"],
-    "balanced_subnet": "BalancedSubnet",
+    "balanced_subnet": TITLES["balanced_subnet"],
     **{name: TITLES[name] for name in ("contrastive_gradient", *GENERAL_RIVALS[:2])},
     "random": "Random",
 }

@@ -35,6 +35,7 @@ from cells import (  # noqa: E402
     GEMMA,
     GENERAL_RIVALS,
     GPT2,
+    MASK_RIVALS,
     PYTHIA,
     RIVALS,
     SHIPPED,
@@ -237,7 +238,7 @@ SMOLLM2_METHODS = (
 )
 FORGETTING = (
     *("iterative_attribution", "refined_attribution", *SMOLLM2_METHODS[1:-1]),
-    *(*GENERAL_RIVALS, "random"),
+    *(*MASK_RIVALS, *GENERAL_RIVALS, "random"),
 )
 GEMMA_METHODS = (
     *("iterative_attribution", "attribution_contrast_1", "attribution", "hard_concrete"),
@@ -361,7 +362,7 @@ TABLES: dict[str, Callable[[], str]] = {
     ),
     "del-smollm2": lambda: del_table(FORGETTING, shares(SMOLLM2, SMOLLM2_SHARES), counted=True),
     "del-smollm2-few": lambda: del_table(
-        ("refined_attribution", *FEW, "activations", *GENERAL_RIVALS, "random"),
+        ("refined_attribution", *FEW, "activations", *MASK_RIVALS, *GENERAL_RIVALS, "random"),
         shares(SMOLLM2, SMOLLM2_FEW),
         counted=True,
     ),
