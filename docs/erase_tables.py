@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -82,6 +83,21 @@ def erase_table(model: str) -> str:
     prices = [f"Self at Neg = -{price}" for price in ("0.3", "1", "3")]
     also = ["extracted at -1 (%)", "KL at -1", f"{edit_title(TESTED_EDIT)} minus it at -1"]
     return markdown([f"edit ({len(tested)} texts)", *prices, *also], rows)
+
+
+def rates_table(models: Mapping[str, str]) -> str:
+    """Self where the others have lost a point, mean over dev texts, by the rate of unlearning."""
+    frames = {title: 100 * read_frame(f"erase_rates-{model}") for title, model in models.items()}
+    rates = sorted({rate for frame in frames.values() for rate in frame.index.unique("ratio")})
+    rows = []
+    for title, frame in frames.items():
+        n_texts = frame.index.unique("sequence_id").size
+        for edit, part in frame["self_1"].groupby(level="method"):
+            means = part.groupby(level="ratio").mean().reindex(rates)
+            best = means.min()
+            cells = [f"**{number(m)}**" if m == best else number(m) for m in means]
+            rows.append([f"{title} ({n_texts} texts)", edit_title(str(edit)), *cells])
+    return markdown(["model", "unlearning", *(f"{rate:g}" for rate in rates)], rows)
 
 
 def erase_pairs_table() -> str:
