@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
-from cells import GEMMA, GENERAL_RIVALS, SMOLLM2  # noqa: E402
+from cells import GEMMA, GENERAL_RIVALS, MASK_RIVALS, SMOLLM2  # noqa: E402
 from comparison import read_frame  # noqa: E402
 from deletion_tables import single_layers  # noqa: E402
 from injection_tables import SMOLLM2_GROUPS  # noqa: E402
@@ -43,6 +43,7 @@ TUNED_LOOKS = {
 NOT_DRAWN = (
     "integrated_gradients",
     "attribution_contrast_1",
+    *MASK_RIVALS,
     *GENERAL_RIVALS,
 )
 LOSSES = ["delta_neg_accuracy", "delta_self_accuracy"]  # of others, across; of the text, up

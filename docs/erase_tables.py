@@ -12,6 +12,7 @@ import pandas as pd
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 from cells import (  # noqa: E402
+    GEMMA,
     SHIPPED,
     SMOLLM2,
     markdown,
@@ -103,9 +104,11 @@ def rates_table(models: Mapping[str, str]) -> str:
 def erase_pairs_table() -> str:
     """Differences of two edits at each price, of the same texts, with intervals of Student's t."""
     rows = []
-    for title, model in {**SHIPPED, "SmolLM2": SMOLLM2}.items():
+    for title, model in {**SHIPPED, "SmolLM2": SMOLLM2, "Gemma": GEMMA}.items():
         edits = edits_of(f"erase-{model}")
         for first, second in COMPARED_EDITS:
+            if second not in edits:
+                continue
             gaps = edits[first] - edits[second].loc[edits[first].index]
             cells = [with_t_interval(gaps[f"self_{price}"]) for price in ("0.3", "1", "3")]
             n_texts = f"{title} ({len(gaps)} texts)"
