@@ -571,3 +571,19 @@ def test_smoke_edits_of_a_short_text(model, model_name):
     states = [state for each in found.values() for state in each["curve"][1:]]
     assert len(states) == len(edits) and all(state["kl"] > 0 for state in states)
     assert all(torch.equal(a.tokens, b.tokens[:40]) for a, b in zip(short, few, strict=True))
+
+
+@pytest.mark.smoke
+def test_smoke_a_search_goes_on_beyond_its_ends():
+    assert beyond({2: -0.3, 4: -0.2, 8: -0.1}) == 1
+    assert beyond({2: -0.1, 4: -0.2, 8: -0.3}) == 16
+    assert beyond({2: -0.1, 4: -0.3, 8: -0.2}) is None
+    assert beyond({2: 0.0, 4: 0.0, 8: 0.0}) is None
+
+
+@pytest.mark.smoke
+def test_smoke_rows_alone_have_small_steps_and_on_one_model():
+    slow = as_slow(EDITS, "folder/gemma-3-270m-q4_k_m.gguf")
+    changed = [edit.name for edit, other in zip(EDITS, slow, strict=True) if edit != other]
+    assert changed == [edit.name for edit in EDITS if edit.method and edit.name != DEFAULT]
+    assert as_slow(EDITS, "reference-gpt2") == EDITS
