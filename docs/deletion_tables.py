@@ -109,9 +109,15 @@ def deletion(model: str, kind: str) -> DelResults:
     return DelResults(frame.assign(model=model, ablation="zero", category=""))
 
 
+@cache
+def points_of(model: str, kind: str) -> dict[str, pd.DataFrame]:
+    """Self and Neg of each method, as ``DelResults.points`` has them."""
+    return deletion(model, kind).points()
+
+
 def price_table(model: str, kind: str, methods: Sequence[str], prices: Sequence[float]) -> str:
     """Self where the others have lost so many points, with intervals."""
-    return prices_of(deletion(model, kind).points(), methods, prices)
+    return prices_of(points_of(model, kind), methods, prices)
 
 
 def prices_of(
@@ -186,7 +192,7 @@ def difference(model: str, method: str, price: float, added: bool = False) -> st
     """How much more Iterative Attribution takes at a price, on the texts that both have, or on
     those of them that Slimming has not. Without an interval there is no number.
     """
-    points = deletion(model, "forgetting").points()
+    points = points_of(model, "forgetting")
     ours, other = points["iterative_attribution"], points[method]
     texts = ours.index.intersection(other.index)
     if added:

@@ -39,6 +39,7 @@ EDITS = {
     "npo on": "NPO,",
     "never injected": "a model that never saw it",
 }
+MODELS = {**SHIPPED, "SmolLM2": SMOLLM2, "Gemma": GEMMA}
 TESTED_EDIT = "activation_contrast 2 %"
 COMPARED_EDITS = (
     *((TESTED_EDIT, other) for other in ("random 2 %", "all rows", "activations 2 %")),
@@ -86,6 +87,21 @@ def erase_table(model: str) -> str:
     return markdown([f"edit ({len(tested)} texts)", *prices, *also], rows)
 
 
+def front_edits_table() -> str:
+    """README: the same edit on located and on other rows, beside unlearning of whole weights."""
+    edits = (TESTED_EDIT, "random 2 %", "all rows", "difference on MLPs", "npo on MLPs")
+    titles = ("located rows", "as many random rows", "all rows", "gradient difference", "NPO")
+    rows = []
+    for title, model in MODELS.items():
+        measured = edits_of(f"erase-{model}")
+        cells = [
+            mean_with_interval(measured[edit]["self_1"]) if edit in measured else "-"
+            for edit in edits
+        ]
+        rows.append([f"{title} ({len(measured[TESTED_EDIT])} texts)", *cells])
+    return markdown(["change of the text where others lose a point", *titles], rows)
+
+
 def rates_table(models: Mapping[str, str]) -> str:
     """Self where the others have lost a point, mean over dev texts, by the rate of unlearning."""
     frames = {title: 100 * read_frame(f"erase_rates-{model}") for title, model in models.items()}
@@ -104,7 +120,7 @@ def rates_table(models: Mapping[str, str]) -> str:
 def erase_pairs_table() -> str:
     """Differences of two edits at each price, of the same texts, with intervals of Student's t."""
     rows = []
-    for title, model in {**SHIPPED, "SmolLM2": SMOLLM2, "Gemma": GEMMA}.items():
+    for title, model in MODELS.items():
         edits = edits_of(f"erase-{model}")
         for first, second in COMPARED_EDITS:
             if second not in edits:

@@ -61,6 +61,7 @@ from deletion_tables import (  # noqa: E402
     few_neurons_table,
     heads_table,
     layers_of_shipped,
+    points_of,
     price_table,
     prices_of,
     rivals_table,
@@ -72,6 +73,7 @@ from erase_tables import (  # noqa: E402
     erase_pairs_table,
     erase_table,
     erasures_table,
+    front_edits_table,
     rates_table,
     return_table,
     truth_table,
@@ -158,7 +160,7 @@ def means(frame: pd.Series) -> pd.DataFrame:
 
 def front_table() -> str:
     """One row for each test: ours, the best of the paper's methods, and a control."""
-    prices = deletion(SMOLLM2, "forgetting").points()
+    prices = points_of(SMOLLM2, "forgetting")
 
     def lost(method: str) -> str:
         own, neg = prices[method]["self"].to_numpy(), prices[method]["neg"].to_numpy()
@@ -337,6 +339,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "settings": settings_table,
     "times": times_table,
     "front": front_table,
+    "front-edits": front_edits_table,
     "heads": heads_table,
     "inj": lambda: inj_table(SENTENCES),
     "inj-smollm2": lambda: alone_table(0.01),

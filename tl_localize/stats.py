@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from html import escape
 from typing import Any, Literal
 
@@ -219,10 +220,17 @@ def _resampled(
     """The number in each resample, nan where it does not exist; None where one in forty is nan."""
     if n < 2:
         return None
-    draws = np.random.default_rng(seed).integers(n, size=(n_resamples, n))
-    found = np.asarray(statistic(draws), dtype=float)
+    found = np.asarray(statistic(_draws(n, n_resamples, seed)), dtype=float)
     found = np.where(np.isfinite(found), found, math.nan)
     return None if np.isnan(found).mean() >= UNKNOWN else found
+
+
+@lru_cache(maxsize=8)
+def _draws(n: int, n_resamples: int, seed: int) -> np.ndarray:
+    """The places of the observations of each resample, [resample n], which many numbers share."""
+    draws = np.random.default_rng(seed).integers(n, size=(n_resamples, n))
+    draws.flags.writeable = False
+    return draws
 
 
 def rank_agreement(first: Numbers, second: Numbers) -> tuple[float, float]:
