@@ -71,7 +71,7 @@ class Watch(Trial):
         watch = cls(
             model,
             [text],
-            PriceMeter(model, others, general_tokens),
+            PriceMeter(model, others, general_tokens[:1]),  # its perplexity is not looked at
             Goal(GONE, Price(last_price, ANY_RISE)),
             log_probabilities(model, general_tokens),
             general_tokens,

@@ -4,7 +4,7 @@ The edit of ``tl-localize erase`` on rows of W_out that each method names, on ra
 rows, beside unlearning that trains whole weights, on one model at a time:
 
     pytest benchmarks/test_erase.py --model reference-gpt2
-    pytest benchmarks/test_erase.py --model reference-pythia --limit 8
+    pytest benchmarks/test_erase.py --model reference-pythia
     pytest benchmarks/test_erase.py --model SmolLM2-135M-Instruct.Q4_1.gguf --limit 8
 
 What is done is kept in the results folder, and a run that was interrupted goes on there. A run on a

@@ -389,7 +389,7 @@ for shipped in (GPT2, PYTHIA):
     TABLES[f"single-layers-{shipped}"] = partial(layers_of_shipped, shipped)
 TABLES["erasures"] = erasures_table
 TABLES["erase-pairs"] = erase_pairs_table
-TABLES["erase-rates"] = partial(rates_table, {"gpt2": GPT2, "SmolLM2": SMOLLM2})
+TABLES["erase-rates"] = partial(rates_table, {**SHIPPED, "SmolLM2": SMOLLM2})
 TABLES["erase-smollm2"] = partial(erase_table, SMOLLM2)
 TABLES["erase_returned-smollm2"] = partial(return_table, SMOLLM2)
 TABLES["erase-gemma"] = partial(erase_table, GEMMA)
