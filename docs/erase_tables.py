@@ -44,6 +44,7 @@ TESTED_EDIT = "activation_contrast 2 %"
 COMPARED_EDITS = (
     *((TESTED_EDIT, other) for other in ("random 2 %", "all rows", "activations 2 %")),
     *(("default of erase", other) for other in (TESTED_EDIT, "random 2 %", "all rows")),
+    ("iterative_attribution 2 %", "random 2 %"),  # added when all had been seen
 )
 N_COMPARED = 17  # edits that are compared with it on each model, also where some are still to come
 TRAINING = {
@@ -89,8 +90,14 @@ def erase_table(model: str) -> str:
 
 def front_edits_table() -> str:
     """README: the same edit on located and on other rows, beside unlearning of whole weights."""
-    edits = (TESTED_EDIT, "random 2 %", "all rows", "difference on MLPs", "npo on MLPs")
-    titles = ("located rows", "as many random rows", "all rows", "gradient difference", "NPO")
+    edits = {
+        TESTED_EDIT: "rows by Activation Contrast",
+        "iterative_attribution 2 %": "by Iterative Attribution",
+        "random 2 %": "as many random rows",
+        "all rows": "all rows",
+        "difference on MLPs": "gradient difference",
+        "npo on MLPs": "NPO",
+    }
     rows = []
     for title, model in MODELS.items():
         measured = edits_of(f"erase-{model}")
@@ -99,7 +106,7 @@ def front_edits_table() -> str:
             for edit in edits
         ]
         rows.append([f"{title} ({len(measured[TESTED_EDIT])} texts)", *cells])
-    return markdown(["change of the text where others lose a point", *titles], rows)
+    return markdown(["change of the text where others lose a point", *edits.values()], rows)
 
 
 def rates_table(models: Mapping[str, str]) -> str:
