@@ -15,8 +15,10 @@ from paper_texts import EXPANDED, general_text, memorized, sentences
 from plan import Grid, Plan
 
 from tl_localize.execution import Store
+from tl_localize.execution.store import Cell
 from tl_localize.texts.reference import N_DEV
 
+CELL = ("method", "part", "scope")  # in the order of a Cell
 Tuned = dict[str, dict[str, Any]]
 
 
@@ -84,12 +86,14 @@ class RealModel:
         return SharedScores(self.folder / "runs" / part, self.store("scores"))
 
     def run(self, benchmark: Any, methods: Sequence[Any], store: Store) -> Any:
-        """A benchmark's results, which lack nothing of these methods, unless others compute a
-        part.
+        """A benchmark's results, which lack nothing that was asked for here, unless others compute
+        a part; an earlier run may have asked for more texts.
         """
         results = benchmark.run(methods, store, shard=self.shard)
         if self.shard[1] == 1:
-            missing = results.missing[results.missing["method"].isin(benchmark.label(methods))]
+            asked = benchmark.settings(benchmark.label(methods)).cells()
+            cells = [Cell(*cell) for cell in results.missing[[*CELL]].to_numpy()]
+            missing = results.missing[[cell in asked for cell in cells]]
             failures = "\n".join(f"{cell}: {why}" for cell, why in store.failures().items())
             assert not len(missing), f"{missing.to_string()}\n{failures}"
         return results

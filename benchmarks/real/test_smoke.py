@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from frames import read_frames
 from kept import bring, kept, write_archive
 from page import NOT_YET, SECTIONS, write_page
 from paper_texts import ECBD, EXPANDED, MANUAL, RANDOM_BATCH, TOKENIZER
+from plan import Plan
+from real_model import RealModel
 
 HERE = Path(__file__).parent
 N_LAYERS, HEAD_SIZE, N_POSITIONS = 2, 8, 128
@@ -140,6 +143,35 @@ def check_archive(folder: Path, room: Path) -> None:
     (room / "elsewhere" / files[0].relative_to(folder)).write_bytes(b"newer")
     bring(room / "rows.zip", room / "elsewhere")
     assert (room / "elsewhere" / files[0].relative_to(folder)).read_bytes() == b"newer"
+
+
+@pytest.mark.smoke
+def test_smoke_a_run_of_fewer_texts_lacks_nothing(tmp_path: Path) -> None:
+    from tl_localize import DelBenchmark, RandomBaseline, load_model, reference_sequences
+    from tl_localize.execution import Store
+    from tl_localize.texts.reference import held_out_tokens
+
+    model = load_model("reference-gpt2")
+    texts = [replace(text, tokens=text.tokens[:40]) for text in reference_sequences(model)[:3]]
+    general = held_out_tokens()[:1, :16]
+    two, one = (DelBenchmark(model, texts, general, n_dev=0, n_targets=n) for n in (2, 1))
+    store = Store(tmp_path)
+    broken_off = two.run([RandomBaseline()], store, shard=(1, 2), progress=False)
+    assert len(broken_off.missing)
+    real = RealModel("reference-gpt2", model, Plan(), tmp_path, tmp_path)
+    assert len(real.run(one, [RandomBaseline()], store).missing)
+    with pytest.raises(AssertionError, match="memory"):
+        real.run(two, [Broken()], store)
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A method that fails."""
+
+    name: str = "broken"
+
+    def __call__(self, model: Any, sequence: Any) -> Any:
+        raise MemoryError("no memory is left")
 
 
 def rehearse_shapes(names: list[str], folder: Path) -> None:
