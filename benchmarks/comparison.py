@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 EXPECTED = Path(__file__).parent / "expected"
@@ -73,18 +74,17 @@ def read_bands(name: str, folder: Path = EXPECTED) -> pd.DataFrame:
 
 def allowed(committed: pd.DataFrame, bands: pd.DataFrame) -> pd.DataFrame:
     """How far each committed number may be from a measured one, in the committed frame's shape."""
-    found = EXACT * committed.abs().clip(lower=1)
-    if not len(bands):
-        return found
+    found = EXACT * committed.abs().clip(lower=1).to_numpy(dtype=float)
     setting = next((name for name in SETTINGS if name in committed.index.names), None)
     methods = committed.index.get_level_values("method")
+    settings = committed.index.get_level_values(setting) if setting else None
     for band in bands.to_dict("records"):
         rows = (methods == band["method"]) | (band["method"] == EVERY)
-        if setting and not math.isnan(band["setting"]):
-            rows &= committed.index.get_level_values(setting) == band["setting"]
-        column = band["column"]
-        found.loc[rows, column] = found.loc[rows, column].clip(lower=band["band"])
-    return found
+        if settings is not None and not math.isnan(band["setting"]):
+            rows &= settings == band["setting"]
+        column = committed.columns.get_loc(band["column"])
+        found[rows, column] = np.maximum(found[rows, column], band["band"])
+    return pd.DataFrame(found, committed.index, committed.columns)
 
 
 def by_levels(frame: pd.DataFrame, like: pd.DataFrame) -> pd.DataFrame:
