@@ -24,6 +24,8 @@ from comparison import (
     rows_measured,
     write_frame,
 )
+from del_data import folder_of
+from kept import EDITS, EXPECTED, bring, write_files
 
 HERE = Path(__file__).parent
 REFERENCE_MODELS = ["reference-gpt2", "reference-pythia"]
@@ -161,6 +163,23 @@ def model(model_name, request):
         request.config.getoption("--device"),
         getattr(torch, request.config.getoption("--dtype")),
     )
+
+
+@pytest.fixture(scope="session")
+def edit_steps(model_name, request):
+    """Where the edits of a model are kept; on a pretrained one a run begins with what other
+    machines have measured.
+    """
+    from tl_localize.execution import Store
+
+    folder = folder_of(request, model_name, "erase")
+    archive = EXPECTED / Path(model_name).stem / EDITS
+    is_own = folder.name == "erase"  # not of data that the user named
+    if is_own:
+        bring(archive, folder)
+    yield Store(folder)
+    if is_own and archive.parent.is_dir() and request.config.getoption("--update-expected"):
+        write_files(sorted(folder.glob("steps/*/[!.]*")), folder, archive)
 
 
 @pytest.fixture(scope="session")

@@ -59,7 +59,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from del_data import folder_of, read_data
+from del_data import read_data
 from edits import (
     ERASED,
     Watch,
@@ -69,8 +69,6 @@ from edits import (
     resurfacing,
     w_out_weights,
 )
-from kept import EDITS as ARCHIVE
-from kept import EXPECTED, bring, write_files
 
 from tl_localize.stats import paired_test, with_error
 
@@ -460,32 +458,18 @@ def truth_table(found):
 
 
 @pytest.fixture(scope="session")
-def steps(model_name, request):
-    from tl_localize.execution import Store
-
-    folder = folder_of(request, model_name, "erase")
-    archive = EXPECTED / Path(model_name).stem / ARCHIVE
-    is_own = folder.name == "erase"  # not of data that the user named
-    if is_own:
-        bring(archive, folder)
-    yield Store(folder)
-    if is_own and archive.parent.is_dir() and request.config.getoption("--update-expected"):
-        write_files(sorted(folder.glob("steps/*/[!.]*")), folder, archive)
-
-
-@pytest.fixture(scope="session")
 def data(model, model_name, request):
     sequences, n_dev, general_tokens = read_data(model, model_name, request)
     return sequences, n_dev, general_tokens[:N_GENERAL, :LENGTH]
 
 
 @pytest.fixture(scope="session")
-def searched(model, model_name, data, steps, publish):
+def searched(model, model_name, data, edit_steps, publish):
     """What each kind of unlearning takes from the dev texts at each rate."""
     sequences, n_dev, general_tokens = data
     others = sequences[n_dev + N_TARGETS :][:N_OTHERS]
     texts = sequences[:n_dev][-N_SEARCHED:]
-    found = search_rates(model, texts, others, general_tokens, steps)
+    found = search_rates(model, texts, others, general_tokens, edit_steps)
     about = f"Self at Neg = -1 (points) by the rate of unlearning, mean over {len(texts)} dev texts"
     publish(rates_table(found).round(1), model_name, "erase_rates", about)
     return found
@@ -498,11 +482,11 @@ def rates(searched):
 
 
 @pytest.fixture(scope="session")
-def frame(model, model_name, data, rates, steps, request, publish):
+def frame(model, model_name, data, rates, edit_steps, request, publish):
     sequences, n_dev, general_tokens = data
     n_targets = request.config.getoption("--limit") or N_TARGETS
     edits = as_slow(at_rates(EDITS, rates), model_name)
-    found = measure_all(model, sequences, n_dev, n_targets, general_tokens, edits, steps)
+    found = measure_all(model, sequences, n_dev, n_targets, general_tokens, edits, edit_steps)
     measured = frame_of(found)
     about = f"mean ± standard error over {n_targets} texts"
     publish(table_of(measured), model_name, "erase", f"Does localization help to erase? {about}")
@@ -526,7 +510,7 @@ def test_numbers_are_the_committed_ones(frame, model_name, committed):
 
 
 def test_an_edit_of_the_true_rows_is_precise(
-    model, model_name, data, rates, steps, publish, request
+    model, model_name, data, rates, edit_steps, publish, request
 ):
     from tl_localize.texts.reference import inj_sequences
 
@@ -536,7 +520,7 @@ def test_an_edit_of_the_true_rows_is_precise(
     others = sequences[n_dev + N_TARGETS :][:N_OTHERS]
     sentences = inj_sequences(model)[:N_INJECTED]
     edits = at_rates(truth_edits(), rates)
-    found = measure_truths(model, sentences, edits, others, general_tokens, steps)
+    found = measure_truths(model, sentences, edits, others, general_tokens, edit_steps)
     about = f"mean ± standard error over {N_INJECTED} sentences"
     publish(truth_table(found), model_name, "erase_truth_table", f"Edits of injected text, {about}")
     frame = truth_frame(found)
