@@ -146,8 +146,8 @@ def test_smoke_an_edit_without_a_price_leaves_the_text(model, model_name):
     few = reference_sequences(model)[: N_SEEN + 1]
     tests = [replace(sequence, tokens=sequence.tokens[:40]) for sequence in few]
     how = {"general_tokens": held_out_tokens()[:2, :16], "max_steps": 2}
-    for price, kept in ((100.0, True), (0.0, False)):
-        how |= {"max_others_lost": price, "max_perplexity_rise": 1e4 * price, "learning_rate": 1.0}
+    for price, rate, kept in ((100.0, 1.0, True), (0.0, 1e4, False)):
+        how |= {"max_others_lost": price, "max_perplexity_rise": 1e4 * price, "learning_rate": rate}
         frame = measure_all(model, tests, 1, ("random", "all rows"), Steps(), **how)
         assert len(frame) == 2
         for change in ("self_1", "kl_1", "delta_others_accuracy"):
