@@ -26,7 +26,7 @@ from tl_localize import DelResults
 from tl_localize.evals.deletion.results import PRICES
 from tl_localize.execution import Store
 from tl_localize.report.saving import to_markdown
-from tl_localize.stats import bootstrap_error, gains_at, mean_text
+from tl_localize.stats import bootstrap_error, gains_at, mean_text, means_of
 
 TESTED = "iterative_attribution"
 
@@ -40,9 +40,7 @@ def difference_at(
     curves = [(-part["neg"].to_numpy(), part["self"].to_numpy()) for part in (own, other)]
 
     def difference(drawn: np.ndarray) -> np.ndarray:
-        mine, theirs = (
-            gains_at(price, costs[drawn].mean(1), gains[drawn].mean(1)) for costs, gains in curves
-        )
+        mine, theirs = (gains_at(price, *means_of(drawn, *curve)) for curve in curves)
         return mine - theirs
 
     return difference

@@ -32,7 +32,7 @@ from price_tests import difference_at, tests_at_prices  # noqa: E402
 
 from tl_localize import DelResults  # noqa: E402
 from tl_localize.evals.deletion import layers_against_all  # noqa: E402
-from tl_localize.stats import bootstrap, gains_at  # noqa: E402
+from tl_localize.stats import bootstrap, gains_at, means_of  # noqa: E402
 
 LOSSES = ("delta_self_accuracy", "delta_neg_accuracy")
 THIRD = (
@@ -151,7 +151,7 @@ def at_price(own: np.ndarray, costs: np.ndarray, price: float) -> str:
         return f"costs at least {costs[:, 0].mean():.1f}"
 
     def gain(drawn: np.ndarray) -> np.ndarray:
-        return gains_at(price, costs[drawn].mean(1), own[drawn].mean(1))
+        return gains_at(price, *means_of(drawn, costs, own))
 
     (found,) = gain(np.arange(len(own))[None])
     return "-" if np.isnan(found) else with_interval(found, bootstrap(len(own), gain))

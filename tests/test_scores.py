@@ -137,6 +137,21 @@ def test_sets_of_other_models_are_not_mixed():
         set_of([(0, 0)]) | NeuronSet(torch.ones(1, 3) > 0)
 
 
+def test_what_is_no_set_is_refused_by_name():
+    scores = NeuronScores(torch.rand(2, 4))
+    for name, mix in {
+        "truth": lambda: set_of([(0, 0)]).recall_of(scores),
+        "other": lambda: set_of([(0, 0)]) & scores,
+    }.items():
+        with pytest.raises(TypeError, match=f"{name} must be a NeuronSet, got NeuronScores"):
+            mix()
+
+
+def test_one_layer_may_be_given_as_a_number():
+    scores = NeuronScores(torch.rand(2, 4))
+    assert scores.top_k(0.5, layers=1) == scores.top_k(0.5, layers=[1])
+
+
 def test_data_do_not_change_with_the_callers_tensor():
     values, mask = torch.zeros(8, 2, 3, requires_grad=True), torch.zeros(2, 3, dtype=torch.bool)
     scores, neurons = NeuronScores(values[5]), NeuronSet(mask)

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tl_localize import Attribution, MemorizedSequence
+from tl_localize import Attribution, MemorizedSequence, perplexity
 from tl_localize.model.forward import is_bridge
 from tl_localize.sequences import (
     SequenceBatch,
@@ -166,6 +166,31 @@ def test_from_text_refuses_text_that_can_not_be_split(reader):
     message = "at a token boundary, got 'ads diverged' after 'two ro'"
     with pytest.raises(ValueError, match=message):
         MemorizedSequence.from_text(reader, "two ro", "ads diverged")
+
+
+@pytest.mark.parametrize(
+    ("prefix", "suffix", "name"), [("", "", "prefix"), ("two", "", "suffix"), (None, "x", "prefix")]
+)
+def test_from_text_names_what_is_no_text(reader, prefix, suffix, name):
+    with pytest.raises(ValueError, match=f"{name} must be text of one token or more"):
+        MemorizedSequence.from_text(reader, prefix, suffix)
+
+
+def test_text_in_place_of_tokens_and_no_list_of_sequences_are_refused(gpt2_like):
+    with pytest.raises(TypeError, match="tokens must be token ids, got text, 'abc'"):
+        MemorizedSequence("abc", 1)
+    with pytest.raises(TypeError, match="sequences must be a list of sequences, got 3"):
+        check_sequences(gpt2_like, 3)
+
+
+def test_tokens_without_logits_are_refused_where_they_are_predicted(make_model):
+    model = make_model(1)
+    model.cfg.d_vocab_out = 20  # a model of one's own, which predicts fewer tokens than it reads
+    check_sequences(model, [MemorizedSequence(torch.tensor([50, 19]), 1)])
+    with pytest.raises(ValueError, match=r"predicted must be in \[0, 20\), .* got 20 in"):
+        check_sequences(model, [MemorizedSequence(torch.tensor([3, 20]), 1)])
+    with pytest.raises(ValueError, match=r"got 20 in tokens"):
+        perplexity(model, torch.tensor([[3, 20]]))
 
 
 def test_sequences_without_text_of_others():

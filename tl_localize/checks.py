@@ -46,8 +46,8 @@ def check_several(**settings: Any) -> None:
     for name, values in settings.items():
         if not isinstance(values, Sequence) or isinstance(values, str):
             raise ValueError(
-                f"{name} must be several numbers, got {values!r}. Write a tuple, of one number "
-                f"({values!r},)."
+                f"{name} must be several numbers, got {values!r}. Write a tuple, such as "
+                "(0.1, 0.2), or (0.1,) for one number."
             )
 
 

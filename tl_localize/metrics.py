@@ -133,11 +133,13 @@ def check_recited(
         raise ValueError(problem)
 
 
-def warn_unless_recited(model: LanguageModel, sequences: Sequence[MemorizedSequence]) -> None:
+def warn_unless_recited(
+    model: LanguageModel, sequences: Sequence[MemorizedSequence], batch_tokens: int | None = None
+) -> None:
     """Warn the caller's caller, once for the sequences together, where the model does not recite
     them. It costs one forward pass of the sequences.
     """
-    guesses = predicted_suffixes(model, sequences)
+    guesses = predicted_suffixes(model, sequences, batch_tokens)
     if problem := what_is_not_recited(sequences, shares_right(guesses, sequences), RECITED):
         advice = "Where it is meant so: warnings.filterwarnings('ignore', category="
         advice += "tl_localize.NotRecitedWarning), or map(..., check=False)."
@@ -269,7 +271,7 @@ def check_text(model: LanguageModel, tokens: Any, name: str) -> None:
             f"{shape} of {tokens.dtype}. Cut general text into pieces of that length."
         )
     # torch has no minimum of the unsigned types that files of tokens come in
-    check_tokens(model, tokens.long(), f" in {name}")
+    check_tokens(model, tokens.long(), f" in {name}", tokens[:, 1:].long())
 
 
 # Losses

@@ -144,6 +144,7 @@ class NeuronSet(Saved):
 
     def _fitting(self, other: "NeuronSet", name: str = "other") -> Bool[Tensor, "layer neuron"]:
         """The mask of another set of the same model."""
+        check_set(other, name)
         if (other.mask.shape, other.units) != (self.mask.shape, self.units):
             raise ValueError(
                 f"{name} must be a NeuronSet of shape {tuple(self.mask.shape)} of {self.units!r}, "
@@ -393,7 +394,7 @@ class NeuronScores(Saved):
         there = list(range(self._start(first_layer), len(self.values)))
         if layers is None:
             return there
-        wanted = list(layers)
+        wanted: list[Any] = [layers] if _is_whole(layers) else list(layers)
         if not wanted or not all(map(_is_whole, wanted)) or not set(wanted) <= set(there):
             raise ValueError(
                 f"layers must be some of {there[0]} to {there[-1]}, got {wanted}. Layers count "
@@ -419,11 +420,11 @@ class NeuronScores(Saved):
         return first_layer
 
 
-def check_set(neurons: object) -> None:
+def check_set(neurons: object, name: str = "neurons") -> None:
     """Raise TypeError where scores, or something else, are given in place of a set."""
     if not isinstance(neurons, NeuronSet):
         raise TypeError(
-            f"neurons must be a NeuronSet, got {type(neurons).__name__}. Take some, as "
+            f"{name} must be a NeuronSet, got {type(neurons).__name__}. Take some, as "
             "scores.top_k(0.01) does."
         )
 

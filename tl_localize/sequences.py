@@ -48,6 +48,11 @@ class MemorizedSequence:
     bos: str = ""
 
     def __post_init__(self) -> None:
+        if isinstance(self.tokens, str):
+            raise TypeError(
+                f"tokens must be token ids, got text, {self.tokens!r:.60}. Use "
+                "MemorizedSequence.from_text(model, prefix, suffix)."
+            )
         tokens = torch.as_tensor(self.tokens)
         if tokens.ndim != 1 or tokens.is_floating_point() or tokens.dtype == torch.bool:
             raise ValueError(
@@ -86,6 +91,12 @@ class MemorizedSequence:
             ValueError: the model has no tokenizer, prefix or suffix is empty, or no token boundary
                 falls between them.
         """
+        for name, text in {"prefix": prefix, "suffix": suffix}.items():
+            if not isinstance(text, str) or not text:  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise ValueError(
+                    f"{name} must be text of one token or more, got {text!r}. Divide the text in "
+                    "two."
+                )
         tokenizer = tokenizer_of(model)
         prefix_tokens = encode(tokenizer, prefix)
         tokens = encode(tokenizer, prefix + suffix)
@@ -290,6 +301,11 @@ def as_list(sequences: Iterable[MemorizedSequence]) -> list[MemorizedSequence]:
         raise TypeError(
             f"sequences must be a list of sequences, got one, {sequences!r}. Put it into a list."
         )
+    if not isinstance(sequences, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(
+            f"sequences must be a list of sequences, got {sequences!r}. Make some with "
+            "MemorizedSequence(tokens, n_prefix)."
+        )
     sequences = list(sequences)
     if not sequences:
         raise ValueError(
@@ -336,13 +352,26 @@ def one_or_more(
     return as_list([sequences] if isinstance(sequences, MemorizedSequence) else sequences)
 
 
-def check_tokens(model: LanguageModel, tokens: Int[Tensor, "*shape"], where: str = "") -> None:
-    """Raise ValueError unless every token is in the model's vocabulary."""
+def check_tokens(
+    model: LanguageModel,
+    tokens: Int[Tensor, "*shape"],
+    where: str = "",
+    predicted: Int[Tensor, "*predicted"] | None = None,
+) -> None:
+    """Raise ValueError unless every token is in the model's vocabulary, and those that it is to
+    predict are among its logits, which may be fewer in a model of one's own.
+    """
     low, high = int(tokens.min()), int(tokens.max())
     if low < 0 or high >= model.cfg.d_vocab:
         raise ValueError(
             f"tokens must be in [0, {model.cfg.d_vocab}), got {low if low < 0 else high}{where}. "
             "Was the text tokenized with another model's tokenizer?"
+        )
+    n_logits = getattr(model.cfg, "d_vocab_out", -1)
+    if predicted is not None and 0 < n_logits <= int(predicted.max()):
+        raise ValueError(
+            f"tokens that are predicted must be in [0, {n_logits}), for which the model has "
+            f"logits, got {int(predicted.max())}{where}. Choose another prefix or suffix."
         )
 
 
@@ -358,7 +387,7 @@ def check_sequences(
                 f"sequence must be at most n_ctx={model.cfg.n_ctx} tokens long, got "
                 f"{len(sequence)} in {sequence!r}. Shorten it."
             )
-        check_tokens(model, sequence.tokens, f" in {sequence!r}")
+        check_tokens(model, sequence.tokens, f" in {sequence!r}", sequence.suffix)
     return sequences
 
 

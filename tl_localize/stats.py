@@ -162,9 +162,22 @@ def at_cost(price: float, costs: np.ndarray, gains: np.ndarray) -> str:
         return "-"
 
     def gain(drawn: np.ndarray) -> np.ndarray:
-        return gains_at(price, costs[drawn].mean(1), gains[drawn].mean(1))
+        return gains_at(price, *means_of(drawn, costs, gains))
 
     return mean_text(found, bootstrap_error(len(costs), gain))
+
+
+def means_of(drawn: np.ndarray, *values: np.ndarray) -> list[np.ndarray]:
+    """Means over the observations that were drawn, [resample n], of values [n point]: as
+    ``values[drawn].mean(1)``, in little memory.
+
+    >>> means_of(np.array([[0, 0], [0, 1]]), np.array([[1.0], [3.0]]))[0].tolist()
+    [[1.0], [2.0]]
+    """
+    n_resamples, n = len(drawn), len(values[0])
+    places = drawn + n * np.arange(n_resamples)[:, None]
+    counts = np.bincount(places.ravel(), minlength=n_resamples * n).reshape(n_resamples, n)
+    return [counts @ each / drawn.shape[1] for each in values]
 
 
 def bootstrap(

@@ -46,6 +46,9 @@ def test_rev_by_model_counts_models_not_sentences():
     assert found["n"].tolist() == [3, 3]
     assert found.loc["mine", "gap"] == pytest.approx(-21.0)
     assert found.loc["mine", "models_ahead"] == 3
+    given = results_of(3)
+    given.frame["direction"] = "graft"  # where the lower gap is the worse one
+    assert rev_by_model(given).set_index("method").loc["mine", "models_ahead"] == 0
     assert found["p_value"].isna().all()  # three models are too few for a test
 
 

@@ -374,6 +374,8 @@ def test_training_does_not_go_on_from_another_one(gpt2_like, sequences, kept_oft
         gpt2_like.blocks[0].attn.W_V[0, 0, 0] += 1
     with pytest.raises(ValueError, match="resume must be of the same model"):
         inject_together(gpt2_like, sequences, **SETTINGS, max_steps=4, resume=states[0])
+    with pytest.raises(TypeError, match="resume must be a TrainingState, got int"):
+        inject_together(gpt2_like, sequences, **SETTINGS, max_steps=4, resume=3)
     with torch.no_grad():
         gpt2_like.blocks[0].attn.W_V[0, 0, 0] = weight
     with pytest.raises(ValueError, match="max_steps must be more than the 3 of resume, got 3"):

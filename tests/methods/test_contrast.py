@@ -2,7 +2,7 @@
 time.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
@@ -103,7 +103,12 @@ def test_a_hook_that_does_nothing_to_some_tokens_is_another_state(gpt2_like, seq
 def test_texts_are_written_once_until_a_weight_changes(gpt2_like, sequences, monkeypatch):
     written = []
     write = contrast.write_texts
-    monkeypatch.setattr(contrast, "write_texts", lambda *a: written.append(1) or write(*a))
+
+    def counted(neurons, seed, batch_tokens=None):
+        written.append(1)
+        return write(neurons, seed, batch_tokens)
+
+    monkeypatch.setattr(contrast, "write_texts", counted)
     method = Attribution(contrast=1)
     before = [scores.values for scores in method.map(gpt2_like, sequences, batch_size=1)]
     method(gpt2_like, sequences[0])
@@ -156,3 +161,31 @@ def test_another_seed_has_other_general_text_on_the_same_model(gpt2_like, sequen
 def test_general_text_of_activation_contrast_is_written_after_one_token(gpt2_like):
     texts = ActivationContrast().general_text(NeuronView(gpt2_like))
     assert {text.n_prefix for text in texts} == {1}
+
+
+def test_texts_are_written_in_batches_where_memory_is_short(gpt2_like, monkeypatch):
+    view = NeuronView(gpt2_like)
+    wanted = contrast.write_texts(view, 0)
+    assert torch.equal(contrast.write_texts(view, 0, batch_tokens=16), wanted)
+    generate, rows = contrast.generate, []
+
+    def short_of_memory(model, context, n, uniform=None):
+        rows.append(len(context))
+        if len(context) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return generate(model, context, n, uniform)
+
+    monkeypatch.setattr(contrast, "generate", short_of_memory)
+    with pytest.warns(RuntimeWarning, match="Out of memory with a batch of 4: going on with 2"):
+        found = contrast.write_texts(view, 0)
+    assert torch.equal(found, wanted) and max(rows) == len(wanted) == 4
+
+
+@pytest.mark.parametrize("n_ctx", [2, 3, 4])
+def test_a_model_of_few_positions_writes_short_texts(make_model, sequences, n_ctx):
+    model = make_model(1, n_ctx=n_ctx)
+    texts = contrast.write_texts(NeuronView(model), 0)
+    assert texts.shape == (4, n_ctx)
+    short = replace(sequences[0], tokens=sequences[0].tokens[:n_ctx], n_prefix=1)
+    for method in (Attribution(contrast=1), ActivationContrast()):
+        assert method(model, short).values.isfinite().all()

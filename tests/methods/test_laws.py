@@ -16,10 +16,12 @@ from rivals import SHORT_RIVALS, TEXTS, UNLEARNED
 
 from tl_localize import (
     METHODS,
+    IntegratedGradients,
     Localizer,
     MemorizedSequence,
     NeuronScores,
     NotRecitedWarning,
+    ZeroOut,
     accuracy,
 )
 from tl_localize.files import identity_text
@@ -268,6 +270,14 @@ def test_map_has_no_hook_on_the_model_between_two_scores(gpt2_like, sequences, m
         check()
 
 
+def test_what_takes_one_text_after_the_other_gives_each_at_once(gpt2_like, sequences):
+    for method in (ZeroOut(), IntegratedGradients(steps=2)):
+        done = []
+        scores = method.map(gpt2_like, sequences, progress=done.append, check=False)
+        next(scores)
+        assert done[-1] == pytest.approx(1 / len(sequences))
+
+
 def test_method_does_not_mind_the_callers_gradient_mode(gpt2_like, sequence, method):
     wanted = scored(method, gpt2_like, sequence)
     for mode in (torch.no_grad, torch.inference_mode):
@@ -282,17 +292,19 @@ def test_method_does_not_mind_the_callers_gradient_mode(gpt2_like, sequence, met
 def test_out_of_memory_changes_nothing_but_a_warning(
     gpt2_like, sequences, unchanged, monkeypatch, name
 ):
-    method = METHODS[name](**SHORT.get(name, {}))
+    given = {"steps": 4} if name == "integrated_gradients" else SHORT.get(name, {})
+    method = METHODS[name](**given)
     wanted = list(method.map(gpt2_like, sequences, check=False))
     check = unchanged(gpt2_like)
     forward = type(gpt2_like.blocks[1]).forward
     calls = [0]
 
-    def failing(self, *args, **kwargs):
-        calls[0] += 1
-        if calls[0] in (1, 3):
+    def failing(self, resid, *args, **kwargs):
+        is_large = len(resid) > 2  # two texts have to fit
+        calls[0] += is_large
+        if is_large and calls[0] in (1, 3):
             raise torch.OutOfMemoryError("CUDA out of memory.")
-        return forward(self, *args, **kwargs)
+        return forward(self, resid, *args, **kwargs)
 
     monkeypatch.setattr(type(gpt2_like.blocks[1]), "forward", failing)
     monkeypatch.setattr(gc, "collect", lambda: 0)  # of all tests' garbage, which takes long

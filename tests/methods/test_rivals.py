@@ -217,7 +217,7 @@ def test_a_mask_reads_every_general_text_before_one_comes_again(gpt2_like):
 def test_by_default_the_model_writes_general_text(gpt2_like, sequence, monkeypatch, name):
     """What is predicted of a written text is what greedy decoding put there."""
     written = torch.tensor([[4, 5, 6, 7, 8], [8, 9, 9, 8, 4]])
-    monkeypatch.setattr(general_text, "written_texts", lambda neurons, seed: written)
+    monkeypatch.setattr(general_text, "written_texts", lambda *given: written)
     method = short(name, texts=())
     texts = method.general_text(NeuronView(gpt2_like))
     assert [(text.n_prefix, text.tokens.tolist()) for text in texts] == [
@@ -231,7 +231,7 @@ def test_by_default_the_model_writes_general_text(gpt2_like, sequence, monkeypat
 @pytest.mark.parametrize("name", [*WITH_TEXTS, "activation_contrast"])
 def test_the_beginning_of_text_token_predicts_nothing(gpt2_like, monkeypatch, name):
     written = torch.tensor([[7, 5, 6, 7, 8, 3], [7, 9, 9, 8, 4, 3]])
-    monkeypatch.setattr(general_text, "written_texts", lambda neurons, seed: written)
+    monkeypatch.setattr(general_text, "written_texts", lambda *given: written)
     monkeypatch.setattr(general_text, "first_tokens", lambda tokenizer: [7])
     given = make_methods(name, [f"{name}.texts=[[7,5,6],[5,7,6],[7,5]]"])[0]
     view = NeuronView(gpt2_like)

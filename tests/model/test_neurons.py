@@ -8,6 +8,7 @@ import torch
 from oracles import parameter_of, turned_as
 
 from tl_localize import load_model
+from tl_localize.model.forward import is_bridge
 from tl_localize.model.neurons import (
     NeuronView,
     clamp_neurons,
@@ -219,6 +220,20 @@ def test_view_refuses_an_encoder(gpt2_like):
     gpt2_like.__class__ = type("HookedEncoder", (type(gpt2_like),), {})
     with pytest.raises(ValueError, match=r"got a HookedEncoder\. Use a decoder"):
         NeuronView(gpt2_like)
+
+
+def test_view_refuses_a_model_without_blocks_of_its_own(gpt2_like):
+    """As T5 in a Bridge, which has an encoder's and a decoder's."""
+    del gpt2_like.blocks
+    with pytest.raises(ValueError, match="must predict each token from those before it"):
+        NeuronView(gpt2_like)
+
+
+def test_view_refuses_a_model_that_sees_later_tokens(make_model):
+    if is_bridge(make_model(1)):
+        pytest.skip("a HookedTransformer alone has this setting")
+    with pytest.raises(ValueError, match=r"HookedTransformer that sees later ones\. Use a decoder"):
+        NeuronView(make_model(1, attention_dir="bidirectional"))
 
 
 @pytest.mark.parametrize("shape", [(48,), (1, 47), (1, 1, 48)])

@@ -224,7 +224,7 @@ def takes_several(method: Method) -> bool:
     """Whether a method is faster on several sequences than on one after the other."""
     if not isinstance(method, Localizer):
         return hasattr(method, "map")
-    return method.batched and type(method).attribute_batch is not Localizer.attribute_batch
+    return method.takes_several
 
 
 def score_alone(

@@ -89,6 +89,15 @@ class Learned(Saved):
 
 @torch.inference_mode(False)  # whatever mode the caller is in
 @torch.enable_grad()
+def check_recipe(recipe: object) -> None:
+    """Raise TypeError where the name of a recipe, or something else, is given in place of one."""
+    if not isinstance(recipe, Recipe):
+        raise TypeError(
+            f"recipe must be a Recipe, got {recipe!r}. Take one of RECIPES, such as "
+            "RECIPES['adam']."
+        )
+
+
 def learn(
     model: LanguageModel,
     sequences: Sequence[MemorizedSequence],
@@ -119,7 +128,8 @@ def learn(
     >>> learned.converged, len(learned.weights)
     (True, 6)
     """
-    recipe = recipe or Recipe()
+    recipe = Recipe() if recipe is None else recipe
+    check_recipe(recipe)
     report = as_text_report(progress)
     sequences = [sequence.whole for sequence in check_sequences(model, sequences)]
     if recipe.general and general_tokens is None:

@@ -296,7 +296,12 @@ def inject_together(
 
 
 def check_resume(resume: TrainingState, about: str, max_steps: int) -> None:
-    """Raise ValueError where a training can't go on from a state."""
+    """Raise TypeError or ValueError where a training can't go on from a state."""
+    if not isinstance(resume, TrainingState):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(
+            f"resume must be a TrainingState, got {type(resume).__name__}. Give what ``keep`` "
+            "was given."
+        )
     if resume.about != about:
         raise ValueError(
             "resume must be of the same model, sequences, ratio, seed, learning_rate and units, "

@@ -12,7 +12,13 @@ from torch import Tensor
 from tl_localize.checks import check_count
 from tl_localize.files import identity_text
 from tl_localize.metrics import warn_unless_recited
-from tl_localize.model.memory import FractionReport, part_of, rows_that_fit, work_in_batches
+from tl_localize.model.memory import (
+    FractionReport,
+    as_text_report,
+    part_of,
+    rows_that_fit,
+    work_in_batches,
+)
 from tl_localize.model.neurons import LanguageModel, NeuronView
 from tl_localize.scores import NeuronScores
 from tl_localize.sequences import MemorizedSequence, check_sequences
@@ -35,8 +41,8 @@ class Localizer(ABC):
     Either may return NeuronScores, where some scores are estimates. A subclass with settings checks
     them in ``__post_init__``. ``name`` is the method's name in results, ``title`` its name in
     tables and figures (the name unless given). ``version`` goes up when the method's numbers
-    change; ``batched`` is False where several sequences take as long as one after the other: a
-    benchmark then keeps each as soon as it is scored.
+    change; ``batched`` is False where several sequences take as long as one after the other: then
+    each is given as soon as it is scored.
 
     Args:
         units: what is scored: the neurons of the MLPs, or for example ``AttentionHeads()``.
@@ -74,6 +80,11 @@ class Localizer(ABC):
         """
         return None
 
+    @property
+    def takes_several(self) -> bool:
+        """Whether it is faster on several sequences than on one after the other."""
+        return self.batched and type(self).attribute_batch is not Localizer.attribute_batch
+
     def __call__(self, model: LanguageModel, sequence: MemorizedSequence) -> NeuronScores:
         """Score every neuron for one sequence.
 
@@ -84,7 +95,7 @@ class Localizer(ABC):
             ValueError: the sequence does not fit the model, or a score is not finite.
         """
         sequences = check_sequences(model, [sequence])
-        warn_unless_recited(model, sequences)
+        warn_unless_recited(model, sequences, self.batch_tokens)
         return next(self.map(model, sequences, check=False))
 
     def map(
@@ -110,10 +121,13 @@ class Localizer(ABC):
         """
         sequences = check_sequences(model, sequences)
         if check:
-            warn_unless_recited(model, sequences)
+            warn_unless_recited(model, sequences, self.batch_tokens)
         neurons = NeuronView(model, self.units)
         size = rows_that_fit(neurons, max(map(len, sequences)), batch_size, self.batch_tokens)
-        return self._results(neurons, sequences, size, progress or (lambda fraction: None))
+        if not self.takes_several:
+            size = 1  # each is given as soon as it is scored
+        tell = as_text_report(progress)
+        return self._results(neurons, sequences, size, lambda fraction: tell(fraction, ""))
 
     def attribute(self, neurons: NeuronView, sequence: MemorizedSequence) -> Values | NeuronScores:
         """The scores of one sequence, which a method of one's own defines.

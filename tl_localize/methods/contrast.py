@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -15,7 +16,7 @@ from tl_localize.methods.base import Localizer, Values
 from tl_localize.methods.partial_runs import gate_gradients
 from tl_localize.metrics import mean_probability
 from tl_localize.model.forward import generate
-from tl_localize.model.memory import rows_that_fit, work_in_batches
+from tl_localize.model.memory import part_at, rows_that_fit, work_in_batches
 from tl_localize.model.neurons import NeuronView
 from tl_localize.sequences import MemorizedSequence, SequenceBatch, first_tokens
 
@@ -58,7 +59,8 @@ class Contrasted(Localizer):
         """What effects are multiplied by, [layer neuron]; 1 without a contrast."""
         if not self.contrast:
             return torch.tensor(1.0)
-        need = measure_once(neurons, self.seed, general_need)
+        measure = partial(general_need, batch_tokens=self.batch_tokens)
+        need = measure_once(neurons, self.seed, measure)
         return 1 / (1 + self.contrast * need**POWER)
 
 
@@ -66,14 +68,14 @@ def measure_once(
     neurons: NeuronView, given: Given, measure: Callable[[NeuronView, Given], Tensor]
 ) -> Tensor:
     """What ``measure`` gives of a seed or of texts, kept with the model until it computes something
-    else.
+    else. A partial function may add settings that change no number.
     """
     state = _computation_key(neurons)
     if _KEPT.get(neurons.model, (b"", []))[0] != state:
         _KEPT[neurons.model] = state, []
     measurements = _KEPT[neurons.model][1]
     # units are compared, as one repr may stand for two kinds, and one of them may have no hash
-    wanted = (measure.__name__, neurons.units, given)
+    wanted = (getattr(measure, "func", measure).__name__, neurons.units, given)
     for about, values in measurements:
         if about == wanted:
             return values
@@ -105,9 +107,9 @@ def _computation_key(neurons: NeuronView) -> bytes:
     return hashlib.sha256(repr((begin, hooks)).encode() + computed).digest()
 
 
-def general_need(neurons: NeuronView, seed: int) -> Values:
+def general_need(neurons: NeuronView, seed: int, batch_tokens: int | None = None) -> Values:
     """How much general text needs each neuron; the mean is 1."""
-    texts = written_texts(neurons, seed)
+    texts = written_texts(neurons, seed, batch_tokens)
     total = torch.zeros(neurons.size, device=neurons.device)
 
     def squares(chosen: list[int]) -> Tensor:
@@ -117,28 +119,41 @@ def general_need(neurons: NeuronView, seed: int) -> Values:
         # a text that the model cannot read tells nothing
         return gradients.square().nan_to_num(0, 0).sum(0)
 
-    for _, part in work_in_batches(squares, range(N_TEXTS), rows_that_fit(neurons, texts.shape[1])):
+    size = rows_that_fit(neurons, texts.shape[1], batch_tokens=batch_tokens)
+    for _, part in work_in_batches(squares, range(N_TEXTS), size):
         total += part
     need = total.sqrt()
     return need / need.mean()
 
 
-def written_texts(neurons: NeuronView, seed: int) -> Int[Tensor, "text pos"]:
+def written_texts(
+    neurons: NeuronView, seed: int, batch_tokens: int | None = None
+) -> Int[Tensor, "text pos"]:
     """Texts that the model has written, once until it computes something else."""
-    return measure_once(neurons, seed, write_texts)
+    return measure_once(neurons, seed, partial(write_texts, batch_tokens=batch_tokens))
 
 
-def write_texts(neurons: NeuronView, seed: int) -> Int[Tensor, "text pos"]:
+def write_texts(
+    neurons: NeuronView, seed: int, batch_tokens: int | None = None
+) -> Int[Tensor, "text pos"]:
     """Texts that the model writes: a random token, sampled ones, and greedy ones, after the
     beginning-of-text token of models that were trained with one.
     """
     model: Any = neurons.model
+    length = min(LENGTH, model.cfg.n_ctx)
     generator = torch.Generator().manual_seed(int(seed))
     random = torch.randint(model.cfg.d_vocab, (N_TEXTS, 1), generator=generator)
     begin = torch.tensor(first_tokens(getattr(model, "tokenizer", None)), dtype=torch.long)
     first = torch.cat([begin.expand(N_TEXTS, -1), random], 1).to(neurons.device)
-    n_sampled = N_DRAWN - first.shape[1]
+    n_drawn = min(N_DRAWN, length)
+    n_sampled = max(0, n_drawn - first.shape[1])
     uniform = torch.rand(N_TEXTS, n_sampled, generator=generator).to(neurons.device)
-    drawn = torch.cat([first, generate(model, first, n_sampled, uniform)], 1)
-    greedy = generate(model, drawn, min(LENGTH, model.cfg.n_ctx) - N_DRAWN)
-    return torch.cat([drawn, greedy], 1).cpu()
+
+    def write(rows: list[int]) -> Tensor:
+        some = part_at(first, rows)
+        drawn = torch.cat([some, generate(model, some, n_sampled, part_at(uniform, rows))], 1)
+        greedy = generate(model, drawn, length - drawn.shape[1])
+        return torch.cat([drawn, greedy], 1).cpu()
+
+    size = max(1, batch_tokens // length) if batch_tokens else N_TEXTS
+    return torch.cat([texts for _, texts in work_in_batches(write, range(N_TEXTS), size)])

@@ -72,7 +72,7 @@ class WithGeneralText(Localizer):
 
         if self.texts:
             return check_sequences(neurons.model, [after_bos(text) for text in self.given])
-        written = written_texts(neurons, self.seed)
+        written = written_texts(neurons, self.seed, self.batch_tokens)
         prefixes = [min(self.n_drawn, len(text) - 1) for text in written]
         return [after_bos(MemorizedSequence(*pair)) for pair in zip(written, prefixes, strict=True)]
 

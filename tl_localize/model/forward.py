@@ -160,16 +160,26 @@ def unembed(model: Any, resid: Float[Tensor, "*shape d_model"]) -> Float[Tensor,
     return logits.to(dtype).reshape(*resid.shape[:-1], -1)
 
 
+NOT_CAUSAL = (
+    "model must predict each token from those before it, got a {}{}. Use a decoder, such as GPT-2."
+)
+
+
 def check_parts(
     model: Any, tokens: Int[Tensor, "batch pos"], in_parts: AbstractContextManager[Any]
 ) -> None:
-    """Raise ValueError unless ``residual`` and ``unembed`` give the logits of the whole model.
+    """Raise ValueError unless ``residual`` and ``unembed`` give the logits of the whole model, and
+    no position sees a later one, on which the padding of short texts relies.
 
     Args:
         in_parts: A block for the run in parts, which is to change no number.
     """
     options = {"use_cache": False} if is_bridge(model) else {"padding_side": "right"}
     whole = model(tokens, **options).detach()  # no no_grad: an interrupted one would stay
+    changed = torch.cat([tokens[:, :-1], (tokens[:, -1:] + 1) % model.cfg.d_vocab], 1)
+    earlier = model(changed, **options).detach()[:, :-1]
+    if tokens.shape[1] > 1 and logits_misfit(model, earlier, whole[:, :-1]) > 0.01:  # mostly 0
+        raise ValueError(NOT_CAUSAL.format(type(model).__name__, " that sees later ones"))
     with in_parts:
         parts = unembed(model, residual(model, tokens)).detach()
     misfit = logits_misfit(model, parts, whole)
@@ -266,6 +276,8 @@ def generate(
     the context that equal the pad token, and without one, or from embeddings, it adds learned
     positions wrongly (TransformerLens 3.9). The mask that is given here masks nothing.
     """
+    if n == 0:
+        return context[:, :0]
     if n == 1:  # no cache is read
         return _decode(model, context, n, uniform, UNCACHED)[0]
     length = context.shape[1] + n

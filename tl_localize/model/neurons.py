@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tl_localize.checks import nearest
 from tl_localize.model.forward import (
+    NOT_CAUSAL,
     check_parts,
     dropout_in_training,
     graph_dropped,
@@ -73,7 +74,9 @@ ENCODERS = ("HookedEncoder", "HookedEncoderDecoder")  # TransformerLens 3 has th
 
 
 def check_model(model: object) -> None:
-    """Raise TypeError unless it is a model of TransformerLens, ValueError for an encoder."""
+    """Raise TypeError unless it is a model of TransformerLens, ValueError for one with an encoder.
+    Whether a position sees later ones is measured in ``check_parts``.
+    """
     # Before Python 3.12 isinstance reads hook_dict, which a Bridge makes anew each time.
     own, names = getattr(model, "__dict__", {}), LanguageModel.__annotations__
     is_known = all(name in own or hasattr(type(model), name) for name in names)
@@ -82,11 +85,8 @@ def check_model(model: object) -> None:
             f"model must be a TransformerLens model, got {type(model).__name__}. Make one with "
             "load_model(name_or_path)."
         )
-    if type(model).__name__ in ENCODERS:
-        raise ValueError(
-            f"model must predict each token from those before it, got a {type(model).__name__}. "
-            "Use a decoder, such as GPT-2."
-        )
+    if type(model).__name__ in ENCODERS or not hasattr(model, "blocks"):
+        raise ValueError(NOT_CAUSAL.format(type(model).__name__, ""))
 
 
 # Hooks: pure functions of the units, bound with `partial`. TransformerLens passes its HookPoint as

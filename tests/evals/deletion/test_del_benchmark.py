@@ -209,8 +209,9 @@ def test_single_layers_at_two_ratios_share_a_folder(gpt2_like, benchmark_of, tmp
     ("settings", "message"),
     [
         ({"ratios": (0.001,)}, "ratio must select 1 to 48 neurons, got 0.001.*0.021"),
-        ({"ratios": ()}, "ratios must be different fractions"),
-        ({"ratios": (0.1, 0.1)}, "ratios must be different fractions"),
+        ({"ratios": ()}, "ratios must be fractions that differ"),
+        ({"ratios": (0.1, 0.1)}, "ratios must be fractions that differ"),
+        ({"ratios": (1 / 3, 0.333333)}, "ratios must be fractions that differ in six digits"),
         ({"ratios": 0.1}, r"ratios must be several numbers, got 0.1. Write a tuple"),
         ({"multiples": 2}, "multiples must be several numbers, got 2"),
         ({"multiples": ()}, "multiples must be different counts"),

@@ -281,6 +281,21 @@ def test_bad_arguments_are_named(rev, argument, value):
         replace(rev, **{argument: value})
 
 
+def test_what_would_fail_in_each_cell_is_refused_first(rev, gpt2_like):
+    same = replace(rev.sequences[0], id="")
+    with pytest.raises(ValueError, match="sequences must have different ids"):
+        replace(rev, sequences=[*rev.sequences, rev.sequences[0]])
+    with pytest.raises(TypeError, match="recipe must be a Recipe, got 'sgd'"):
+        replace(rev, recipe="sgd")
+    with pytest.raises(ValueError, match="ratios must be fractions in rising order that differ"):
+        replace(rev, ratios=(0.333333, 1 / 3))
+    with pytest.raises(ValueError, match="sequences must be different texts"):
+        type(rev)(rev.model, [rev.sequences[0], same], rev.general_tokens, before=rev.model)
+    gpt2_like.bfloat16()
+    with pytest.raises(ValueError, match=r"model must be in float32, got torch\.bfloat16"):
+        replace(rev, model=gpt2_like)
+
+
 def made_by_hand():
     """Four sentences of two methods at seven shares, in both directions."""
     import pandas as pd

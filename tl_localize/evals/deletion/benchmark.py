@@ -144,10 +144,10 @@ class DelBenchmark(Benchmark[DelResults]):
             )
         check_ids(self.test_sequences)
         check_different(self.test_sequences)
-        if not 0 < len(set(self.ratios)) == len(self.ratios):
+        if not 0 < len({self._scope(ratio) for ratio in self.ratios}) == len(self.ratios):
             raise ValueError(
-                f"ratios must be different fractions, got {self.ratios!r}. Write for example "
-                "(0.001, 0.005)."
+                f"ratios must be fractions that differ in six digits, got {self.ratios!r}. Write "
+                "for example (0.001, 0.005)."
             )
         blank = NeuronScores(torch.zeros(view.size), units=self.units)
         for ratio in self.ratios:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property, partial
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
@@ -36,8 +37,10 @@ from tl_localize.injection.recipes import (
     Weights,
     assigned,
     check_earlier,
+    check_recipe,
     learn,
     read_units,
+    trained_parameters,
     units_replaced,
 )
 from tl_localize.methods import ActivationContrast
@@ -47,7 +50,13 @@ from tl_localize.metrics import accuracy, check_text, sequence_losses
 from tl_localize.model.environment import about_model, environment, fingerprint
 from tl_localize.model.neurons import LanguageModel, NeuronView
 from tl_localize.scores import NeuronScores
-from tl_localize.sequences import MemorizedSequence, check_sequences, with_ids
+from tl_localize.sequences import (
+    MemorizedSequence,
+    check_different,
+    check_ids,
+    check_sequences,
+    with_ids,
+)
 from tl_localize.units import NEURONS, Units
 
 SAME_KIND = "same_kind"  # how the label of a method ends that reads texts of the same kind
@@ -117,7 +126,11 @@ class RevBenchmark(Benchmark[RevResults]):
     def __post_init__(self) -> None:
         sequences = check_sequences(self.model, self.sequences)
         object.__setattr__(self, "sequences", sequences)  # also of an iterator
+        check_ids(sequences)
+        if self.before is not None:
+            check_different(sequences)  # all of them are one group
         check_text(self.model, self.general_tokens, "general_tokens")
+        check_recipe(self.recipe)
         if self.recipe.general and len(self.general_tokens) < 2:
             raise ValueError(
                 "general_tokens must have 2 rows or more where the recipe mixes them in, got 1, "
@@ -130,11 +143,15 @@ class RevBenchmark(Benchmark[RevResults]):
         if self.before is not None:
             self._check_untrained()
         view = NeuronView(self.model, self.units)
+        if self.before is None:
+            trained_parameters(view, self.recipe.weights)  # raises where they can't be trained
         check_several(ratios=self.ratios)
-        if not self.ratios or list(self.ratios) != sorted(set(self.ratios)):
+        names = [f"{float(ratio):g}" for ratio in self.ratios]  # of the cells of a folder
+        rises = all(ratio < larger for ratio, larger in pairwise(self.ratios))
+        if not self.ratios or not rises or len(set(names)) < len(names):
             raise ValueError(
-                f"ratios must be different fractions in rising order, got {self.ratios}. Write for "
-                "example (0.1, 0.2)."
+                f"ratios must be fractions in rising order that differ in six digits, got "
+                f"{self.ratios}. Write for example (0.1, 0.2)."
             )
         blank = NeuronScores(torch.zeros(view.size), units=self.units)
         for ratio in self.ratios:

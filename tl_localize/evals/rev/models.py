@@ -5,6 +5,7 @@ other's others.
 import math
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from tl_localize.evals.rev.results import RevResults, model_test
@@ -14,9 +15,12 @@ def rev_by_model(results: RevResults, reference: str = "activations") -> pd.Data
     """Own and others in points, means over models of the means over their sentences, and a
     two-sided paired t-test over models of own minus others against the reference.
 
+    A gap is better where it is lower, if units are put back, and where it is higher, if they are
+    given to the model before ("graft").
+
     Returns:
         one row per direction, method and ratio: own, others, gap (own minus others) with their
-        standard errors over models, models_ahead (in how many the gap is lower than the
+        standard errors over models, models_ahead (in how many the gap is better than the
         reference's), p_value (nan below 8 models) and n (models).
 
     >>> rev_by_model(rev_results)["n"].unique().tolist()
@@ -33,6 +37,7 @@ def rev_by_model(results: RevResults, reference: str = "activations") -> pd.Data
     rows: list[dict[str, Any]] = []
     for (direction, ratio), block in by_group.groupby(["direction", "ratio"], sort=False):
         gaps = block["gap"].droplevel(["direction", "ratio"]).unstack("method")
+        better = np.less if direction == "put_back" else np.greater
         for method, part in block.groupby("method", sort=False):
             row: dict[str, Any] = {"direction": direction, "method": method, "ratio": ratio}
             for name in by_group.columns:
@@ -41,7 +46,7 @@ def rev_by_model(results: RevResults, reference: str = "activations") -> pd.Data
             row |= {"models_ahead": math.nan, "p_value": math.nan, "n": len(part)}
             if reference in gaps and method != reference:
                 pair = gaps[[method, reference]].dropna().to_numpy()
-                row["models_ahead"] = int((pair[:, 0] < pair[:, 1]).sum())
+                row["models_ahead"] = int(better(pair[:, 0], pair[:, 1]).sum())
                 row["p_value"] = model_test(pair[:, 0], pair[:, 1])
             rows.append(row)
     keys = ["direction", "method", "ratio"]
