@@ -21,7 +21,7 @@ from cells import (  # noqa: E402
     power,
     with_t_interval,
 )
-from comparison import read_frame  # noqa: E402
+from comparison import names, read_frame  # noqa: E402
 
 from tl_localize.stats import paired_test  # noqa: E402
 
@@ -47,6 +47,9 @@ COMPARED_EDITS = (
     ("iterative_attribution 2 %", "random 2 %"),  # added when all had been seen
 )
 N_COMPARED = 17  # edits that are compared with it on each model, also where some are still to come
+ASKED_ROWS = "iterative_attribution"
+COMPARED_ROWS = ("activation_contrast", "random", "all rows")
+N_ROW_TESTS = 12  # three on each of four models, also where some are still to come
 TRAINING = {
     **{f"others_{step}": f"others, {step} steps" for step in (0, 50)},
     **{f"half_{step}": f"half of it, {step} steps" for step in (0, 5, 50)},
@@ -138,6 +141,29 @@ def erase_pairs_table() -> str:
             rows.append([n_texts, f"{edit_title(first)} minus {edit_title(second)}", *cells])
     prices = [f"Self at Neg = -{price}" for price in ("0.3", "1", "3")]
     return markdown(["model", "edits", *prices], rows)
+
+
+def erase_methods_table() -> str:
+    """What ``erase`` takes with the rows that each method names, of texts that no edit has seen."""
+    rows = []
+    for title, model in MODELS.items():
+        if f"erase_methods-{model}" not in names():
+            continue
+        edits = edits_of(f"erase_methods-{model}")
+        asked = edits[ASKED_ROWS]["self_1"]
+        for edit in (ASKED_ROWS, *COMPARED_ROWS):
+            found = edits[edit]
+            gap = ""
+            if edit != ASKED_ROWS:
+                other = found["self_1"].loc[asked.index]
+                p = np.minimum(1.0, paired_test(asked, other) * N_ROW_TESTS)
+                gap = f"{with_t_interval(asked - other)} (p = {power(p)})"
+            measured = [found["self_1"], found["extracted_1"], found["delta_others_accuracy"]]
+            cells = [mean_with_interval(values) for values in measured]
+            kl = mean_with_interval(found["kl_1"], 3)
+            rows.append([f"{title} ({len(asked)} texts)", edit_title(edit), *cells, kl, gap])
+    titles = ["change of the text", "still written (%)", "change of others, not watched", "KL"]
+    return markdown(["model", "rows", *titles, f"{edit_title(ASKED_ROWS)} minus it"], rows)
 
 
 def return_table(model: str) -> str:
