@@ -171,7 +171,6 @@ ONE_BY_ONE = {
         "positional_embedding_type": "rotary",
         "rotary_dim": 8,
     },
-    "not causal": {"attention_dir": "bidirectional"},
 }
 
 

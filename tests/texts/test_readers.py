@@ -213,7 +213,7 @@ def test_data_sets_in_python_and_saved(tmp_path, lettered):
         ({"tokens": [1, None]}, r"a list of whole numbers, got \[1, None\] at row 1"),
         ({"tokens": "1 2"}, "tokens must be a list of whole numbers, got '1 2' at row 1"),
         ({"prompt": "a", "completion": 3}, "must be text or a list of whole numbers, .* at row 1"),
-        ({"prompt": "ab", "all": "ab"}, "n_prefix must be below.*row 1"),
+        ({"prompt": "ab", "all": "ab"}, "suffix must be text of one token or more.*row 1"),
         ({"tokens": [*range(32), -1]}, "tokens must be in .*, got -1.*at row 1"),
         ([1], "path must be a whole json file"),
         ('{"tokens": [1, 2', "path must be a whole json file"),

@@ -144,14 +144,14 @@ class DelBenchmark(Benchmark[DelResults]):
             )
         check_ids(self.test_sequences)
         check_different(self.test_sequences)
+        blank = NeuronScores(torch.zeros(view.size), units=self.units)
+        for ratio in self.ratios:
+            self._sets(blank, ratio)  # raises where it selects no neuron
         if not 0 < len({self._scope(ratio) for ratio in self.ratios}) == len(self.ratios):
             raise ValueError(
                 f"ratios must be fractions that differ in six digits, got {self.ratios!r}. Write "
                 "for example (0.001, 0.005)."
             )
-        blank = NeuronScores(torch.zeros(view.size), units=self.units)
-        for ratio in self.ratios:
-            self._sets(blank, ratio)  # raises where it selects no neuron
 
     @cached_property
     def test_sequences(self) -> list[MemorizedSequence]:

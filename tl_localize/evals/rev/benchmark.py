@@ -146,6 +146,9 @@ class RevBenchmark(Benchmark[RevResults]):
         if self.before is None:
             trained_parameters(view, self.recipe.weights)  # raises where they can't be trained
         check_several(ratios=self.ratios)
+        blank = NeuronScores(torch.zeros(view.size), units=self.units)
+        for ratio in self.ratios:
+            blank.top_k(ratio)  # raises where it selects none
         names = [f"{float(ratio):g}" for ratio in self.ratios]  # of the cells of a folder
         rises = all(ratio < larger for ratio, larger in pairwise(self.ratios))
         if not self.ratios or not rises or len(set(names)) < len(names):
@@ -153,9 +156,6 @@ class RevBenchmark(Benchmark[RevResults]):
                 f"ratios must be fractions in rising order that differ in six digits, got "
                 f"{self.ratios}. Write for example (0.1, 0.2)."
             )
-        blank = NeuronScores(torch.zeros(view.size), units=self.units)
-        for ratio in self.ratios:
-            blank.top_k(ratio)  # raises where it selects none
         if self.before is not None:
             check_earlier(self.model, self.before)
         if len(self.groups()) < (self.n_groups or 1):
