@@ -655,6 +655,15 @@ def test_del_says_which_texts_are_not_recited_and_leaves_them_out_if_asked(
     assert "are recited at less" not in left_out.stderr
     ids = pd.read_csv(tmp_path / "some" / "frame.csv", dtype={"sequence_id": str})["sequence_id"]
     assert set(ids) == {"0", "1"}
+    lines = half_recited.read_text().splitlines()
+    half_recited.write_text("\n".join(reversed(lines)))  # the first one is not recited
+    good(
+        run(
+            del_.replace("--n-dev 0", "--n-dev 2"), half_recited, "--min-accuracy", "0.9", out="dev"
+        )
+    )
+    ids = pd.read_csv(tmp_path / "dev" / "frame.csv", dtype={"sequence_id": str})["sequence_id"]
+    assert set(ids) == {"0"}  # the second one stays a dev text
 
 
 @pytest.mark.usefixtures("undrawn")

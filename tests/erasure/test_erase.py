@@ -220,6 +220,8 @@ def test_a_price_that_no_edit_keeps_is_told_and_nothing_is_written(model, texts,
     assert not list(tmp_path.iterdir())
     erasure.save(tmp_path / "edited", force=True)
     assert (tmp_path / "edited" / "erased.md").is_file()
+    modes = {file.stat().st_mode for file in (tmp_path / "edited").iterdir()}
+    assert len(modes) == 1  # whoever reads one of the files reads all
 
 
 def test_measures_at_the_end_are_of_texts_that_the_search_did_not_see(model, texts, how, general):

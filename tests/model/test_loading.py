@@ -112,6 +112,11 @@ def test_a_loaded_model_is_what_was_promised(folder, monkeypatch, capfd):
     assert isinstance(neurons, NeuronSet) and len(neurons) == 10
 
 
+def test_a_model_of_the_current_folder_has_its_name(saved, monkeypatch):
+    monkeypatch.chdir(saved)
+    assert load_model(".", device="cpu").cfg.model_name == saved.name
+
+
 def test_load_model_does_not_read_the_path_for_a_name(tmp_path):
     path = tmp_path / "llama" / "my-gpt2-opt-Meta-Llama-3-model"
     hf = save(config_of(NEOX), path)

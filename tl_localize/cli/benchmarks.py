@@ -230,7 +230,10 @@ def read_texts(
         data = collect_reference(options.run, options.model, model, collection, texts.n_dev)
     if data is not None:
         given, n_dev, general = presets.del_data(model, data, texts.general, texts.n_dev)
-        return recited_of(model, given, texts.min_accuracy), n_dev, general
+        kept = recited_of(model, given, texts.min_accuracy)
+        places = set(map(id, kept))
+        # a dev text stays one, also where others before it are left out
+        return kept, sum(id(text) in places for text in given[:n_dev]), general
     recited = known(model, RECITED if texts.min_accuracy is None else texts.min_accuracy)
     say(f"{recited}. {recited.advice()}")
     general = presets.read_general_text(model, texts.general)

@@ -9,10 +9,12 @@ from rich.console import Console
 COMMAND: ContextVar[str] = ContextVar("COMMAND", default="")  # the command line that is run
 
 
-def say(text: str) -> None:
-    """A line on standard error, broken between words; tables go to standard output."""
+def say(text: str, whole: bool = False) -> None:
+    """A line on standard error, broken between words where it is not to stay whole; tables go to
+    standard output.
+    """
     out = Console(stderr=True, highlight=False, emoji=False)  # of a path :key: is no key
-    out.print(text, markup=False, soft_wrap=not out.is_terminal)
+    out.print(text, markup=False, soft_wrap=whole or not out.is_terminal)
 
 
 def command(*words: str | Path) -> str:
@@ -21,5 +23,7 @@ def command(*words: str | Path) -> str:
 
 
 def say_next(text: str) -> None:
-    """The last line of a command: what to do next."""
-    say(f"Next: {text}")
+    """The last line of a command: what to do next, which a terminal breaks so that it can be
+    copied.
+    """
+    say(f"Next: {text}", whole=True)

@@ -185,7 +185,7 @@ def publish_ranking(report: Published, benchmark: str, folder: Path) -> str:
     ranking = without_layers(ranking)
     for name, settings in write_settings(ranking, folder / BEST, caption).items():
         print(f"\nBest {name}: {settings}")
-    same = "with the model, --data and --units of this search"
+    same = "with the model, the options of texts (--data, --n-dev, ...) and --units of this search"
     return f"{command(benchmark, '--settings', folder / BEST)}, {same}."
 
 

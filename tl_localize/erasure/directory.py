@@ -53,6 +53,8 @@ def write_directory(
             hf_model.save_pretrained(temporary)
         if tokenizer is not None:
             tokenizer.save_pretrained(temporary)
+        for file in temporary.glob("*.safetensors"):  # which others could not read
+            shutil.copymode(temporary / "config.json", file)
         edit.save(temporary / "erased.safetensors")
         write_json(temporary / "erased.json", record)
         write_text(temporary / "erased.md", card)

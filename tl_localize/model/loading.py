@@ -230,7 +230,9 @@ def _load(source: str | Path, device: torch.device, dtype: torch.dtype, bridge: 
         longest = min(32, getattr(text_config, "max_position_embeddings", 32))
         tokens = torch.arange(longest)[None] * 7919 % text_config.vocab_size
     hf_model = load_transformers(source, dtype)
-    name = source if isinstance(source, str) else source.name.removesuffix(".gguf")
+    # of the whole path, as "." has no name; a link keeps its own
+    name = source if isinstance(source, str) else os.path.basename(os.path.abspath(source))
+    name = name.removesuffix(".gguf")
     with _refuse_unreadable(source, "config.json"), torch.no_grad():
         expected = hf_model(tokens, use_cache=False).logits  # a Bridge changes the model in place
     with refuse_unreadable(

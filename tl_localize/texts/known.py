@@ -27,7 +27,7 @@ from torch import Tensor
 from tl_localize.checks import Real, check_between, nearest
 from tl_localize.files import refuse_unreadable, write_text
 from tl_localize.metrics import accuracy
-from tl_localize.model.loading import REFERENCE_MODELS, is_reference
+from tl_localize.model.loading import is_reference, source_of_model
 from tl_localize.model.neurons import LanguageModel, model_name
 from tl_localize.sequences import (
     MemorizedSequence,
@@ -341,7 +341,7 @@ def example(model: LanguageModel, id: str) -> MemorizedSequence:
     >>> example(model, "primes").category
     'numbers'
     """
-    check_example(id, model_name(model))
+    check_example(id, source_of_model(model) or model_name(model))
     texts = {sequence.id: sequence for _, sequence in _tokenized(model, min_repetitions=1)}
     if id not in texts:
         raise ValueError(
@@ -356,7 +356,7 @@ def _tokenized(
 ) -> Iterator[tuple[str, MemorizedSequence]]:
     """Kind and tokens of each text; of a shipped model first those that were planted so often."""
     tokenizer = tokenizer_of(model)
-    if model_name(model) in REFERENCE_MODELS:
+    if _is_shipped(source_of_model(model) or model_name(model)):
         for planted in reference_sequences(model, min_repetitions):
             yield "planted", planted
     for text in known_texts():
