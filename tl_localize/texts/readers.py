@@ -1,9 +1,10 @@
 """The data that users have: files of token ids and rows of named columns, as sequences of a model.
 
-Rows are read by ``datasets``, token files by their own readers. Nothing is downloaded, nothing is
-unpickled.
+Tables are read by ``datasets``, JSON and token files by their own readers. Nothing is downloaded,
+nothing is unpickled.
 """
 
+import codecs
 import glob
 import json
 import shutil
@@ -14,7 +15,7 @@ from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -40,7 +41,9 @@ TOKENS = ("tokens", "token_ids", "input_ids")
 PAIRS = (MANUAL, ("prefix", "suffix"), ("prompt", "completion"))
 COLUMNS = (*PAIRS, *((name,) for name in (*TOKENS, "text", "definition")))
 # What reads a file with rows.
-KINDS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet", ".txt": "text"}
+KINDS = {".csv": "csv", ".parquet": "parquet", ".txt": "text"}
+JSON = (".json", ".jsonl")
+WHOLE_FILE = "path must be a whole {} file in UTF-8 with at least one row"
 COLLECTED = "sequences.jsonl"  # in a folder of tl-localize collect
 COLLECTED_COLUMNS = ("tokens", "prompt_len", "bos")  # of its rows, which hold the texts as well
 TOKEN_FILES = (".npy", ".pt", ".safetensors")
@@ -133,11 +136,13 @@ class Data:
         if self.path.is_dir():
             return self._folder(self.path)
         suffix = check_file(self.path).suffix
+        if suffix in JSON:
+            return read_json(self.path)
         if suffix in KINDS:
             return self._table(KINDS[suffix], [self.path])
         if suffix not in TOKEN_FILES:
             raise ValueError(
-                f"path must end in one of {', '.join([*KINDS, *TOKEN_FILES])}, got "
+                f"path must end in one of {', '.join([*JSON, *KINDS, *TOKEN_FILES])}, got "
                 f"{str(self.path)!r}. Save the texts as .txt, one a line, or as .jsonl, one row "
                 'such as {"text": "..."} a line.'
             )
@@ -147,7 +152,7 @@ class Data:
         import datasets
 
         if (path / COLLECTED).is_file():
-            return self._table("json", [path / COLLECTED])
+            return read_json(check_file(path / COLLECTED))
         if (path / "state.json").is_file():
             with refuse_unreadable("path must be a whole saved data set", path):
                 return datasets.load_from_disk(str(path))
@@ -169,9 +174,8 @@ class Data:
         cache = mkdtemp(prefix="tl-localize-")
         weakref.finalize(self, shutil.rmtree, cache, ignore_errors=True)
         names = [glob.escape(str(check_file(path))) for path in paths]
-        rule = f"path must be a whole {kind} file in UTF-8 with at least one row"
         how: dict[str, Any] = {}
-        with refuse_unreadable(rule, paths[0], "Mend it."):
+        with refuse_unreadable(WHOLE_FILE.format(kind), paths[0], "Mend it."):
             if kind == "csv":  # an id 001 is no number, and a text None is a text
                 names_of_columns = pd.read_csv(paths[0], nrows=0).columns
                 as_text = dict.fromkeys(names_of_columns, datasets.Value("string"))
@@ -179,15 +183,7 @@ class Data:
                 how["keep_default_na"] = False
             if kind == "text":
                 how["encoding"] = "utf-8-sig"  # without the mark that some editors put first
-            found = getattr(datasets.Dataset, f"from_{kind}")(names, cache_dir=cache, **how)
-            if any(str(feature).startswith("Value('time") for feature in found.features.values()):
-                found = datasets.Dataset.from_generator(
-                    json_rows, gen_kwargs={"path": paths[0]}, cache_dir=f"{cache}/text"
-                )
-        if not self.key and set(COLLECTED_COLUMNS) <= set(found.column_names):
-            tokens = found.select_columns(["id", "category", *COLLECTED_COLUMNS])
-            return tokens.rename_column("prompt_len", "n_prefix")
-        return found
+            return getattr(datasets.Dataset, f"from_{kind}")(names, cache_dir=cache, **how)
 
     @property
     def size(self) -> int | None:
@@ -211,6 +207,11 @@ class Data:
         if not isinstance(row, Mapping):
             row = {"text" if isinstance(row, str) else "tokens": row}
         row = {name: value for name, value in row.items() if not _is_missing(value)}
+        if not self.key and row.keys() >= set(COLLECTED_COLUMNS):  # its texts are not read again
+            kept = ("id", "category", "tokens", "bos")
+            row = {name: row[name] for name in kept if name in row} | {
+                "n_prefix": row["prompt_len"]
+            }
         names = self._columns(row, place)
         id = _column(row, self.id, place) if self.id else row.get("id", "")
         named = _column(row, self.category, place) if self.category else row.get("category", "")
@@ -315,11 +316,52 @@ def plain_rows(source: Any) -> Any:
     return source
 
 
-def json_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a JSON file, in which a text that looks like a date is a text."""
-    text = path.read_text(encoding="utf-8-sig")
-    is_list = text.lstrip().startswith("[")
-    yield from json.loads(text) if is_list else map(json.loads, filter(str.strip, text.split("\n")))
+class JsonLines:
+    """The rows of a file of JSON lines by their number: each line is read when it is asked for, so
+    that a file may be larger than the memory, and rows may have different columns.
+
+    Args:
+        path: each line of it is parsed once, so that a broken one is found before any row is used.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        starts: list[int] = []
+        with path.open("rb") as file:
+            for line in iter(file.readline, b""):
+                if line.strip().removeprefix(codecs.BOM_UTF8):
+                    _json_row(line)
+                    starts.append(file.tell() - len(line))
+        self.starts = np.array(starts, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        with self.path.open("rb") as file:
+            file.seek(self.starts[index])
+            return _json_row(file.readline())
+
+
+def _json_row(line: bytes) -> dict[str, Any]:
+    row = json.loads(line.decode("utf-8-sig"))
+    if not isinstance(row, dict):
+        raise ValueError(f"a row must have named columns, got {str(row)[:40]}")
+    return cast(dict[str, Any], row)
+
+
+def read_json(path: Path) -> JsonLines | list[Any]:
+    """The rows of a file of JSON lines, or of one list."""
+    with refuse_unreadable(WHOLE_FILE.format("json"), path, "Mend it."):
+        with path.open("rb") as file:
+            start = file.read(64).removeprefix(codecs.BOM_UTF8).lstrip()
+        if start.startswith(b"["):
+            rows = json.loads(path.read_text(encoding="utf-8-sig"))
+        else:
+            rows = JsonLines(path)
+        if not len(rows):
+            raise ValueError("it has no row")
+        return rows
 
 
 def numbered(number: int) -> str:
