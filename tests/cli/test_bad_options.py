@@ -99,6 +99,25 @@ def test_tune_refuses_what_belongs_to_the_other_benchmark(benchmark, option):
     assert result.exit_code == 2 and f"{name} must be left out" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ("del --max-others-lost 3 --ratio 0.1", "max_others_lost"),
+        ("localize --example primes --max-perplexity-rise 3 --ratio 0.1", "max_perplexity_rise"),
+    ],
+)
+def test_a_share_that_is_given_is_not_chosen(given, name):
+    result = invoke(f"{given} --model nosuch")
+    said = f"{name} must be left out where --ratio is given, got 3."
+    assert result.exit_code == 2 and said in result.stderr
+
+
+def test_an_edited_model_is_not_named_like_a_shipped_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = invoke("erase --example quotes-056 --out reference-gpt2")
+    assert result.exit_code == 2 and "must not be the name of a shipped model" in result.stderr
+
+
 @pytest.mark.parametrize("option", ["--share 0.1", "--learning-rate 0.1", "--max-steps 3"])
 def test_ablation_has_no_training(option):
     result = invoke(f"erase --example primes --edit ablate {option} --model nosuch")

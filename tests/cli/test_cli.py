@@ -18,6 +18,8 @@ import pytest
 import torch
 from commands import invoke
 
+from tl_localize.cli.running import compute
+
 INJ = "--ratio 0.1 --max-steps 1 --methods"
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -225,9 +227,12 @@ def test_localize_of_an_example_says_what_is_left_and_writes_the_view(run, tmp_p
     assert NeuronScores.load(scores).method == "attribution"
 
 
-def test_localize_says_once_how_much_is_recited_and_does_not_warn_of_it(run, recwarn):
-    result = run.localize("--force --method activations")
-    assert result.exit_code == 0 and "The model recites" in result.stdout
+def test_localize_says_once_how_much_is_recited_and_does_not_warn_of_it(run, recwarn, tmp_path):
+    page = tmp_path / "scores.html"
+    page.write_text("of an earlier text")
+    result = run.localize(f"--force --method activations --out {tmp_path}/scores.safetensors")
+    assert result.exit_code == 0 and "The model recites 0 %" in result.stdout
+    assert "No page is written." in result.stderr and not page.exists()
     assert not [found for found in recwarn if "must be recited" in str(found.message)]
 
 
@@ -611,6 +616,19 @@ def test_tune_leaves_nothing_in_a_folder_that_refuses_it(run, grid, tmp_path, mo
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == before
 
 
+def test_table_of_a_tune_that_was_killed_ranks_settings(run, grid, tmp_path, monkeypatch):
+    def half(options, *arguments):
+        compute(replace(options, shard=(1, 2)), *arguments)
+        sys.exit(9)
+
+    soon(monkeypatch, stop_loss=100.0)
+    monkeypatch.setattr("tl_localize.cli.benchmarks.compute", half)
+    assert run.tune(f"--ratio 0.1 --method slimming --grid {grid}").exit_code == 9
+    result = run(f"table {tmp_path}/tune")
+    assert "The dev sequences of inj, ratio 0.1" in result.stdout
+    assert "4 measurements MISSING: the ranking is of what is there" in result.stderr
+
+
 def test_tune_names_a_method_missing_in_the_grid(run, grid):
     result = run.tune(f"--method slimmin --grid {grid}")
     assert result.exit_code == 2
@@ -648,15 +666,17 @@ def test_a_directory_with_the_name_of_a_paper_s_model_has_the_paper_s_settings(
     )
 
 
-def test_known_says_what_to_do_where_nothing_is_known(run, monkeypatch):
+def test_known_says_what_to_do_where_nothing_is_known(run, monkeypatch, tmp_path):
     from tl_localize import MemorizedSequence
 
     def not_recited(model):
         yield "prose", MemorizedSequence.from_text(model, "Two roads", " diverged in a wood")
 
     monkeypatch.setattr("tl_localize.texts.known._tokenized", not_recited)
-    result = run("known")
-    assert result.exit_code == 0
+    (tmp_path / "known.jsonl").write_text("of another model")
+    result = run(f"known --out {tmp_path}/known.jsonl")
+    assert result.exit_code == 0 and "is not written, because no text is known" in result.stderr
+    assert [path.name for path in tmp_path.glob("known.*")] == ["known.html"]
     assert result.stderr.splitlines()[-1].startswith(
         "Next: tl-localize collect --model reference-gpt2 --data CORPUS finds texts"
     )

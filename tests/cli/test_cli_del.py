@@ -384,7 +384,10 @@ def test_del_takes_tokens_and_named_columns(run, general, recited, tmp_path):
 
 @pytest.mark.usefixtures("undrawn", "few_texts")
 def test_del_of_known_texts_chooses_its_shares(run, tmp_path):
-    result = good(run("del --methods activations --min-accuracy 0 --limit 3 --max-others-lost 100"))
+    command = "del --methods activations --min-accuracy 0 --limit 3 --max-others-lost 100"
+    part = good(run(f"{command} --shard 1/3", out="part"))
+    assert "the other shards, and then this command without --shard, compute" in part.stderr
+    result = good(run(command))
     frame = pd.read_csv(tmp_path / "out" / "frame.csv")
     shares = sorted(set(40 * frame["ratio"]))
     assert shares == pytest.approx([1, 2, 4, 8, 16, 32])
@@ -511,7 +514,9 @@ def test_del_in_pieces_is_del_in_one_and_the_folder_tells_of_it(
     out, whole = tmp_path / "out", tmp_path / "whole"
     command = f"del --targets 3 --ratio 0.05 --methods activations --data {collection}"
     good(run(f"{command} --ratio 0.1", out="whole"))
-    assert "measurements MISSING" in good(run(f"{command} --shard 2/3")).stdout
+    part = good(run(f"{command} --shard 2/3"))
+    assert "measurements MISSING" in part.stdout
+    assert "Next: the other shards compute the 4 results not there yet." in part.stderr
     assert counts(tell("status", out))["activations"] == ["3", "1", "0", "2"]
     good(run(command))
     with monkeypatch.context() as patch:

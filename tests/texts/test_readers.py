@@ -295,6 +295,14 @@ def test_what_follows_a_prompt_is_read_once(lettered, ids):
         read(lettered, [broken])
 
 
+def test_counts_beside_empty_cells_are_floats_in_a_table(lettered):
+    frame = pd.DataFrame({"text": ["a" * 34, "b" * 34], "n_prefix": [3, None]})
+    assert [length for _, length, _ in read(lettered, frame)] == [3, 32]
+    frame.loc[0, "n_prefix"] = 3.5
+    with pytest.raises((TypeError, ValueError), match=r"n_prefix must be .*got 3\.5.*at row 0"):
+        read(lettered, frame)
+
+
 def test_counts_of_nothing_are_refused(lettered):
     tokens = [*map(ord, TEXTS[0])]
     with pytest.raises(ValueError, match=r"n_prefix must be .*got 0"):

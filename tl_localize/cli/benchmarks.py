@@ -144,6 +144,11 @@ def run_del(options: DelOptions) -> None:
     methods = presets.del_methods(asked.methods, asked.how.set, name, tuned, options.seed, units)
     if options.max_others_lost is not None:
         check_max_lost(options.max_others_lost)
+        if options.ratio:
+            raise ValueError(
+                f"max_others_lost must be left out where --ratio is given, got "
+                f"{options.max_others_lost:g}. It ends a run that chooses its own shares."
+            )
     if units == NEURONS and not is_reference(name):
         say_all_neurons(methods)
     say_source(settings_source(name, "del"), units)
@@ -154,16 +159,17 @@ def run_del(options: DelOptions) -> None:
     methods = presets.sparing_layers(methods, model)
     benchmark = del_benchmark(options, model, units, folder)
     runs: DelRuns = [(benchmark, methods)]
+    is_shard = options.run.shard != WHOLE
     max_lost = presets.max_lost_of(name, options.max_others_lost, options.ratio, units)
     if max_lost is not None:
         say(
             f"Shares of a layer: 1, 2, 4, ... {units.name}, until the others have lost more than "
             f"{max_lost:g} points of accuracy (Neg)."
         )
-        is_shard = options.run.shard != WHOLE
         runs = sparing_runs(benchmark, methods, store, max_lost, is_shard=is_shard)
     finished = compute(options.run, options.model, runs, store)
-    conclude(store, interrupted=not finished, part=options.run.shard != WHOLE)
+    sparing = max_lost is not None
+    conclude(store, interrupted=not finished, part=is_shard, whole_last=sparing)
 
 
 def check_data(options: DelOptions | TuneOptions) -> None:
@@ -347,8 +353,10 @@ def run_tune(options: TuneOptions) -> None:
     if options.benchmark == "del":
         methods = presets.sparing_layers(methods, model)
     benchmark = tuned_benchmark(options, model, ratio, units, folder)
+    # a folder that is refused is left as it was; one that is not is marked before hours of work
+    store.agree(benchmark.settings(benchmark.label(methods)))
+    write_ratio(folder, ratio)
     finished = compute(options.run, options.model, [(benchmark, methods)], store)
-    write_ratio(folder, ratio)  # where the folder was refused, nothing is written into it
     conclude(store, interrupted=not finished, part=options.run.shard != WHOLE)
 
 

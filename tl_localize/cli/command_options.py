@@ -345,7 +345,11 @@ class CollectOptions:
     n_suffix: Annotated[int, Parameter(help="Tokens that it must recite.")] = 48
     min_accuracy: MinAccuracy = 0.9
     max_distance: Annotated[
-        int, Parameter(help="Characters between the greedy continuation and the suffix.")
+        int,
+        Parameter(
+            help="Characters between the greedy continuation and the suffix (tokens, where the "
+            "model has no tokenizer)."
+        ),
     ] = 20
     min_distinct: Annotated[
         int, Parameter(help="Distinct tokens in the suffix, true and generated.")

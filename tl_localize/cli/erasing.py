@@ -19,6 +19,7 @@ from tl_localize.execution.run import show_progress
 from tl_localize.files import check_writable
 from tl_localize.methods import Localizer
 from tl_localize.metrics import predicted_suffixes
+from tl_localize.model.loading import is_reference
 from tl_localize.model.neurons import LanguageModel
 from tl_localize.report.pages import PageTable, Shown, in_words
 from tl_localize.report.terminal import bars, show
@@ -116,6 +117,11 @@ def check_options(options: EraseOptions) -> None:
     data = {"--data": options.texts.data is not None}
     check_one_text(options.model.model, options.example, options.prefix, options.suffix, data)
     if options.out:
+        if is_reference(options.out):
+            raise ValueError(
+                f"out must not be the name of a shipped model, got {str(options.out)!r}. Choose "
+                "another one."
+            )
         check_new_folder(options.out)
         check_writable(options.out.parent)
 

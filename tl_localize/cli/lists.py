@@ -77,6 +77,7 @@ def show_known(options: KnownOptions) -> None:
         if n_known:
             found.save(options.out)
         else:
+            options.out.unlink(missing_ok=True)  # of an earlier model or threshold
             say(f"{options.out} is not written, because no text is known; the page beside it is.")
     if options.out and n_known == 1:  # DEL needs another text
         say_next(command("erase", "--model", name, "--data", options.out, "--out", "edited"))

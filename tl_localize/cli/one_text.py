@@ -110,6 +110,7 @@ def localize_text(options: LocalizeOptions) -> None:
     say_beyond(method, NeuronView(model, chosen.units), chosen)
     if options.out:
         prepare_folder(options.out.parent)
+        options.out.with_suffix(".html").unlink(missing_ok=True)  # of an earlier text
         scores.save(options.out)
         say(f"Scores: {options.out}")
     if float(accuracy(model, [sequence])):
@@ -161,6 +162,11 @@ def check_options(options: LocalizeOptions) -> None:
     """Raise ValueError where an option is wrong; no model is loaded."""
     if options.ratio is not None:
         check_ratio("ratio", options.ratio)
+        if options.max_perplexity_rise != LocalizeOptions.max_perplexity_rise:
+            raise ValueError(
+                f"max_perplexity_rise must be left out where --ratio is given, got "
+                f"{options.max_perplexity_rise:g}. It chooses the share where there is none."
+            )
     check_max_rise(options.max_perplexity_rise)
     check_one_text(options.model.model, options.example, options.prefix, options.suffix)
     if options.out:

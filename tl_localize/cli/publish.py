@@ -38,12 +38,15 @@ def show_status(folder: Path) -> None:
     say_failures(state)
 
 
-def conclude(store: Store, *, interrupted: bool = False, part: bool = False) -> None:
+def conclude(
+    store: Store, *, interrupted: bool = False, part: bool = False, whole_last: bool = False
+) -> None:
     """Publish what is there, and say what failed and what to do next; leave with a status that
     tells.
 
     Args:
         part: the run was one shard of several, so that results of the others may be missing.
+        whole_last: after the shards the command is to be given once without one.
     """
     next_step = publish(store)
     state = status(store)
@@ -58,7 +61,8 @@ def conclude(store: Store, *, interrupted: bool = False, part: bool = False) -> 
     if n_missing:
         who = "the same command computes"
         if part:
-            who = "the other shards compute"
+            then = ", and then this command without --shard," if whole_last else ""
+            who = f"the other shards{then} compute"
         elif store.settings and len(store.settings.commands) > 1:
             who = "this folder's commands, which settings.json lists, compute"
         next_step = f"{who} the {quantity(n_missing, 'result')} not there yet."

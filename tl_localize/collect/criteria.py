@@ -30,7 +30,7 @@ class Criteria:
         n_suffix: tokens that it must recite.
         min_accuracy: teacher-forced argmax, share of the suffix tokens.
         max_distance: Levenshtein distance of the greedily generated suffix to the true one,
-            characters.
+            characters (tokens, where the model has no tokenizer).
         min_distinct: distinct tokens in the suffix, the true one and the generated one.
         max_jaccard: sequences with a larger Jaccard index of their n-gram sets are near-duplicates.
         ngram: tokens of an n-gram.

@@ -451,7 +451,11 @@ def _token_ids(name: str, value: Any, place: str) -> Int[Tensor, " pos"]:
 
 
 def _count(value: Any, name: str, place: str) -> Any:
-    """A number that a table may hold as text; None where the cell is empty."""
+    """A number that a table may hold as text, or as 3.0 where other cells are empty; None where
+    the cell is empty.
+    """
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
     if not isinstance(value, str):
         return value
     text = value.strip()

@@ -256,6 +256,12 @@ def test_without_a_tokenizer_distances_are_in_tokens(gpt2_like, benchmark_of):
         pd.testing.assert_frame_equal(found[numbers], expected[numbers])
     first = of_tokens.before.iloc[0]
     assert first["prefix"] + first["suffix"] == benchmark.test_sequences[0].tokens.tolist()
+    for results, unit in ((of_tokens, "tokens"), (of_letters, "characters")):
+        titles = [*results.table().columns, *results.before_table().columns]
+        assert [t for t in titles if "Dist" in t or "Len" in t] == [
+            *(f"Δ {who}-Dist ({unit})" for who in ("Self", "Neg")),
+            *(f"{what} ({unit})" for what in ("Dist", "Len")),
+        ]
 
 
 def test_del_refuses_ids_that_occur_twice(gpt2_like, benchmark_of):

@@ -37,7 +37,7 @@ Matrices = dict[tuple[str, float], pd.DataFrame]  # by method and ratio, [ablate
 @dataclass(frozen=True, eq=False, repr=False)
 class DelResults(Measured):
     """What DEL measured. A delta is after minus before; accuracies are fractions, distances
-    characters, perplexities exp of nats.
+    characters (tokens, where the model has no tokenizer), perplexities exp of nats.
 
     Args:
         frame: One row per target x method x ratio: model, sequence_id, category, method, ratio,
@@ -109,6 +109,12 @@ class DelResults(Measured):
         classes = {type(units).__name__: units for units in UNITS.values()}
         return classes.get(self.settings.get("units", {}).get("class", ""), NEURONS)
 
+    @property
+    def distances_in(self) -> str:
+        """What distances and lengths count: tokens where the model has no tokenizer."""
+        texts = self.before["prefix"]
+        return "characters" if all(isinstance(text, str) for text in texts) else "tokens"
+
     def summary(self) -> pd.DataFrame:
         """The numbers of ``table``: model, ablation, method, ratio, metric, mean, standard_error
         and n, the number of targets. Accuracies are fractions.
@@ -158,6 +164,10 @@ class DelResults(Measured):
         Accuracies are in percentage points. Self should fall (distance: rise), the others should
         stay.
         """
+        metrics = {
+            column: (title.replace("characters", self.distances_in), factor, decimals)
+            for column, (title, factor, decimals) in METRICS.items()
+        }
         blocks: dict[str, pd.DataFrame] = {}
         groups: Any = self.frame.groupby(["ablation", "ratio"], sort=False)
         for (ablation, ratio), block in groups:
@@ -165,7 +175,7 @@ class DelResults(Measured):
             for method, part in block.groupby("method", sort=False):
                 row = {
                     title: with_error(factor * part[column], decimals)
-                    for column, (title, factor, decimals) in METRICS.items()
+                    for column, (title, factor, decimals) in metrics.items()
                 }
                 rows[str(method)] = row | {"targets": f"{len(part)}"}
             table = pd.DataFrame(rows).T
@@ -177,15 +187,15 @@ class DelResults(Measured):
                 name += count_missing(table, self.missing[self.missing["scope"] == f"{ratio:g}"])
             name = name if ablation == "zero" else f"{ablation}, {name}"
             blocks[name if name not in blocks else f"{name}, ratio {ratio:g}"] = table
-        titles = [title for title, _, _ in METRICS.values()]
+        titles = [title for title, _, _ in metrics.values()]
         return stack_blocks(blocks, [*titles, "targets"])
 
     def before_table(self) -> pd.DataFrame:
         """How well the model memorizes the test sequences, as text: the paper's table of accuracy,
         distance, perplexity and length.
         """
-        columns = ["Acc (%)", "Dist (characters)", "PPL", "PPL (2 ** nats)", "Len (characters)"]
-        before = self.before
+        before, unit = self.before, self.distances_in
+        columns = ["Acc (%)", f"Dist ({unit})", "PPL", "PPL (2 ** nats)", f"Len ({unit})"]
         rows: dict[str, list[str]] = {}
         if len(before):
             rows[before["model"][0]] = [
