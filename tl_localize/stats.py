@@ -184,7 +184,6 @@ def bootstrap(
     n: int,
     statistic: Callable[[np.ndarray], np.ndarray],
     n_resamples: int = N_RESAMPLES,
-    seed: int = 0,
 ) -> tuple[float, float]:
     """95 % interval of a number by resampling n observations with replacement (percentiles); nan
     where n is below 2. A resample in which the number does not exist counts as lower than all
@@ -199,7 +198,7 @@ def bootstrap(
     >>> 1 < low < 4 < high < 9
     True
     """
-    found = _resampled(n, statistic, n_resamples, seed)
+    found = _resampled(n, statistic, n_resamples)
     if found is None:
         return math.nan, math.nan
     low, high = (
@@ -209,12 +208,7 @@ def bootstrap(
     return (low, high) if math.isfinite(high - low) else (math.nan, math.nan)
 
 
-def bootstrap_error(
-    n: int,
-    statistic: Callable[[np.ndarray], np.ndarray],
-    n_resamples: int = N_RESAMPLES,
-    seed: int = 0,
-) -> float:
+def bootstrap_error(n: int, statistic: Callable[[np.ndarray], np.ndarray]) -> float:
     """Standard error of a number by resampling, as ``bootstrap`` does; nan where that is. It is the
     deviation over resamples in which the number exists, times sqrt(n / (n - 1)), so that of a mean
     it is the usual one.
@@ -223,25 +217,25 @@ def bootstrap_error(
     >>> round(bootstrap_error(4, lambda drawn: values[drawn].mean(1)), 1)  # the usual one
     1.8
     """
-    found = _resampled(n, statistic, n_resamples, seed)
+    found = _resampled(n, statistic, N_RESAMPLES)
     return math.nan if found is None else float(np.nanstd(found) * math.sqrt(n / (n - 1)))
 
 
 def _resampled(
-    n: int, statistic: Callable[[np.ndarray], np.ndarray], n_resamples: int, seed: int
+    n: int, statistic: Callable[[np.ndarray], np.ndarray], n_resamples: int
 ) -> np.ndarray | None:
     """The number in each resample, nan where it does not exist; None where one in forty is nan."""
     if n < 2:
         return None
-    found = np.asarray(statistic(_draws(n, n_resamples, seed)), dtype=float)
+    found = np.asarray(statistic(_draws(n, n_resamples)), dtype=float)
     found = np.where(np.isfinite(found), found, math.nan)
     return None if np.isnan(found).mean() >= UNKNOWN else found
 
 
 @lru_cache(maxsize=8)
-def _draws(n: int, n_resamples: int, seed: int) -> np.ndarray:
+def _draws(n: int, n_resamples: int) -> np.ndarray:
     """The places of the observations of each resample, [resample n], which many numbers share."""
-    draws = np.random.default_rng(seed).integers(n, size=(n_resamples, n))
+    draws = np.random.default_rng(0).integers(n, size=(n_resamples, n))
     draws.flags.writeable = False
     return draws
 

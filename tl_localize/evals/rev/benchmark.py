@@ -57,6 +57,7 @@ from tl_localize.sequences import (
     check_sequences,
     with_ids,
 )
+from tl_localize.stats import quantity
 from tl_localize.units import NEURONS, Units
 
 SAME_KIND = "same_kind"  # how the label of a method ends that reads texts of the same kind
@@ -161,8 +162,8 @@ class RevBenchmark(Benchmark[RevResults]):
         if len(self.groups()) < (self.n_groups or 1):
             size = 2 * (self.n_groups or 1) - 1  # the second half is not trained
             raise ValueError(
-                f"sequences must fill {size} groups of {self.n_sequences} that begin with "
-                f"different tokens, got {len(self.sequences)}. Give more, or fewer groups."
+                f"sequences must fill {quantity(size, 'group')} of {self.n_sequences} that begin "
+                f"with different tokens, got {len(self.sequences)}. Give more, or fewer groups."
             )
 
     def _check_untrained(self) -> None:
