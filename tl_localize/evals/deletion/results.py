@@ -112,7 +112,7 @@ class DelResults(Measured):
     @property
     def distances_in(self) -> str:
         """What distances and lengths count: tokens where the model has no tokenizer."""
-        texts = self.before["prefix"]
+        texts = self.before.get("prefix", ())  # a frame may be kept without its texts
         return "characters" if all(isinstance(text, str) for text in texts) else "tokens"
 
     def summary(self) -> pd.DataFrame:
