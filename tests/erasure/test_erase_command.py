@@ -38,7 +38,8 @@ def test_erase_writes_a_folder_that_load_model_takes(erase, tmp_path, texts):
     assert result.exit_code == 0, result.output
     assert "30 rows of W_out in layers 1 to 1 were trained" in result.stdout
     assert "recited, teacher-forced (%)" in result.stdout
-    assert f"tl-localize known --model {out}" in result.stderr.splitlines()[-1]
+    known = f"tl-localize known --model {out} --data {tmp_path}/texts.jsonl lists what it still"
+    assert known in result.stderr.splitlines()[-1]
     assert "it/s" not in result.stderr  # bars of transformers, in a pipe
     record = json.loads((out / "erased.json").read_text())
     assert len(record["texts"]["after"]) == 2

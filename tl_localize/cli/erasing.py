@@ -8,6 +8,7 @@ import pandas as pd
 from tl_localize.cli.command_options import EraseOptions
 from tl_localize.cli.messages import command, say, say_next
 from tl_localize.cli.one_text import check_one_text
+from tl_localize.cli.options import SequenceOptions
 from tl_localize.cli.pages import about_command, write_page
 from tl_localize.erasure import Erasure, erase
 from tl_localize.erasure.directory import check_new_folder
@@ -94,7 +95,11 @@ def write_erasure(
         look = command("localize", "--model", out, "--example", options.example, "--force")
         say_next(f"{look} shows what is left of the text.")
     else:
-        known = command("known", "--model", out)
+        data = options.texts.data
+        again: tuple[str | Path, ...] = ()
+        if data and options.texts == SequenceOptions(data=data):  # known reads it in no other way
+            again = ("--data", data)
+        known = command("known", "--model", out, *again)
         say_next(f"{known} lists what it still recites.")
 
 
