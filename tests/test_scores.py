@@ -3,6 +3,7 @@
 import json
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -149,7 +150,9 @@ def test_what_is_no_set_is_refused_by_name():
 
 def test_one_layer_may_be_given_as_a_number():
     scores = NeuronScores(torch.rand(2, 4))
-    assert scores.top_k(0.5, layers=1) == scores.top_k(0.5, layers=[1])
+    wanted = scores.top_k(0.5, layers=[1])
+    for layers in (1, np.int64(1), torch.tensor(1), torch.tensor([1]), [torch.tensor(1)]):
+        assert scores.top_k(0.5, layers=layers) == wanted
 
 
 def test_data_do_not_change_with_the_callers_tensor():
@@ -257,7 +260,15 @@ def test_a_set_comes_back_from_its_json_and_its_frame():
     neurons = SCORES.top_k(0.5)
     found = json.loads(neurons.to_json())
     assert found["units"] == "neurons"
-    assert NeuronSet.from_indices(found["indices"], found["shape"]) == neurons
+    assert NeuronSet.from_indices(**found) == neurons
+    for pairs in (
+        neurons.mask.nonzero(),
+        neurons.mask.nonzero().numpy(),
+        list(torch.tensor([*neurons])),
+    ):
+        assert NeuronSet.from_indices(pairs, found["shape"]) == neurons
+    with pytest.raises(ValueError, match=r"units must be one of .*Did you mean heads"):
+        NeuronSet.from_indices([], (2, 4), "head")
     rows = neurons.to_frame().itertuples(index=False, name=None)
     assert NeuronSet.from_indices(rows, SCORES.values.shape) == neurons
 

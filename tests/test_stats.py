@@ -56,6 +56,11 @@ def test_paired_test_of_a_constant_difference_is_certain(alternative, p):
     assert paired_test([2.0, 3.0], [1.0, 2.0], alternative) == p
 
 
+def test_pairs_that_do_not_match_are_refused():
+    with pytest.raises(ValueError, match="second must have a number for each of the 3"):
+        paired_test([1, 2, 3], [1])
+
+
 def test_compare_with_reference_divides_the_level_by_the_settings_that_have_it():
     rng = np.random.default_rng(1)
     values = {(m, r): rng.uniform(size=10) + (m == "good") for m in ("good", "ref") for r in (1, 2)}

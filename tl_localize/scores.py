@@ -9,6 +9,7 @@ from functools import partial
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -19,7 +20,7 @@ from tl_localize.files import Saved
 from tl_localize.model.hooks import added_hooks
 from tl_localize.model.hugging_face import ablated_units
 from tl_localize.model.neurons import Hook, LanguageModel, NeuronView, clamp_neurons
-from tl_localize.units import NEURONS, Units, check_units
+from tl_localize.units import NEURONS, UNITS, Units, check_units
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -84,14 +85,14 @@ class NeuronSet(Saved):
 
     @classmethod
     def from_indices(
-        cls, indices: Iterable[Sequence[int]], shape: Sequence[int], units: Units = NEURONS
+        cls, indices: Iterable[Sequence[int]], shape: Sequence[int], units: Units | str = NEURONS
     ) -> "NeuronSet":
         """The set of some pairs (layer, neuron).
 
         Args:
-            indices: The pairs; both numbers count from 0.
+            indices: The pairs; both numbers count from 0. Also a tensor [pair 2].
             shape: Layers and neurons of each, such as ``scores.values.shape``.
-            units: What "neuron" means here.
+            units: What "neuron" means here, or its name, as in JSON.
 
         Raises:
             ValueError: The shape is not two sizes, or a pair is none of that shape.
@@ -104,10 +105,13 @@ class NeuronSet(Saved):
                 f"shape must be the layers and the neurons of each, got {tuple(shape)}. Write for "
                 "example (6, 1536), or scores.values.shape."
             )
+        if isinstance(units, str):
+            check_choice("units", units, UNITS)
+            units = UNITS[units]
         n_layers, n_neurons = map(int, shape)
         mask = torch.zeros(n_layers, n_neurons, dtype=torch.bool)
-        for pair in list[Any](indices):
-            both: tuple[Any, ...] = tuple(pair) if isinstance(pair, Iterable) else ()
+        for pair in list[Any](_plain(indices)):
+            both: tuple[Any, ...] = tuple(_plain(pair)) if isinstance(pair, Iterable) else ()
             whole = len(both) == 2 and all(map(_is_whole, both))
             if not (whole and 0 <= both[0] < n_layers and 0 <= both[1] < n_neurons):
                 raise ValueError(
@@ -333,7 +337,7 @@ class NeuronScores(Saved):
         per: Literal["layer", "model"] = "layer",
         layers: Iterable[int] | None = None,
         first_layer: int | None = None,
-        rounding: Literal["nearest", "floor"] = "nearest",
+        rounding: Rounding = "nearest",
     ) -> NeuronSet:
         """The highest-scored neurons of every layer or of the whole model, a share or a number of
         them. Ties go to the lower index.
@@ -394,7 +398,8 @@ class NeuronScores(Saved):
         there = list(range(self._start(first_layer), len(self.values)))
         if layers is None:
             return there
-        wanted: list[Any] = [layers] if _is_whole(layers) else list(layers)
+        plain = _plain(layers)
+        wanted: list[Any] = [plain] if _is_whole(plain) else [_plain(layer) for layer in plain]
         if not wanted or not all(map(_is_whole, wanted)) or not set(wanted) <= set(there):
             raise ValueError(
                 f"layers must be some of {there[0]} to {there[-1]}, got {wanted}. Layers count "
@@ -427,6 +432,11 @@ def check_set(neurons: object, name: str = "neurons") -> None:
             f"{name} must be a NeuronSet, got {type(neurons).__name__}. Take some, as "
             "scores.top_k(0.01) does."
         )
+
+
+def _plain(values: Any) -> Any:
+    """Tensors and arrays as numbers."""
+    return values.tolist() if isinstance(values, Tensor | np.ndarray) else values
 
 
 def _is_whole(value: object) -> bool:

@@ -345,6 +345,21 @@ def share_text(first: MemorizedSequence, second: MemorizedSequence) -> bool:
     return not ngrams(rows[0], n).isdisjoint(ngrams(rows[1], n))
 
 
+def other_texts(
+    model: LanguageModel,
+    others: MemorizedSequence | Iterable[MemorizedSequence],
+    texts: Sequence[MemorizedSequence],
+) -> list[MemorizedSequence]:
+    """The texts that should survive, of which there may be none, without those that share text with
+    ``texts``; ValueError or TypeError unless the model can read every one.
+    """
+    if isinstance(others, Iterable):
+        others = list(others)
+        if not others:
+            return []
+    return without_text_of(check_sequences(model, one_or_more(others)), texts)
+
+
 def one_or_more(
     sequences: MemorizedSequence | Iterable[MemorizedSequence],
 ) -> list[MemorizedSequence]:

@@ -62,6 +62,11 @@ def paired_test(
     Equal pairs are no evidence: p = 1. For a single pair it is nan.
     """
     a, b = np.asarray(first, dtype=float), np.asarray(second, dtype=float)
+    if len(a) != len(b):
+        raise ValueError(
+            f"second must have a number for each of the {len(a)} in first, got {len(b)}. Take the "
+            "same texts of both."
+        )
     if len(a) < 2:
         return math.nan
     difference = a - b

@@ -149,7 +149,9 @@ def test_a_window_that_bos_makes_too_long_is_refused(gpt2_like):
     n_ctx = gpt2_like.cfg.n_ctx
     text = " ".join(map(str, range(n_ctx)))
     longest = replace(LOOSE, n_suffix=n_ctx - LOOSE.n_prefix)
-    with pytest.raises(ValueError, match=f"at most n_ctx={n_ctx}, got {n_ctx + 1}"):
+    with pytest.raises(
+        ValueError, match=f"at most n_ctx={n_ctx}, got {n_ctx + 1}, of which one is "
+    ):
         collect_memorized(gpt2_like, [text], longest, n_dev=0)
 
 

@@ -126,10 +126,23 @@ def test_explorer_rejects_what_does_not_fit(gpt2_like, sequences):
         (own.top_k(0.1), {}, "got NeuronSet"),
         (own, {"ablation": "zer"}, "zero.*mean.*resample"),
         (own, {"ratios": [0.001]}, "ratios"),
+        (own, {"others": ["a"]}, "must be a MemorizedSequence, got str"),
+        (own, {"general": torch.zeros(2, 400, dtype=torch.long)}, "general must"),
     ]
     for scores, given, message in cases:
+        options = {"general": GENERAL} | given
         with pytest.raises((TypeError, ValueError), match=message):
-            explore(gpt2_like, sequences[0], scores, decode=letters, general=GENERAL, **given)
+            explore(gpt2_like, sequences[0], scores, decode=letters, **options)
+
+
+def test_a_text_that_is_divided_elsewhere_is_no_other_one(gpt2_like, sequences):
+    text, *others = sequences
+    elsewhere = replace(text, n_prefix=text.n_prefix - 1)
+    scores = Attribution()(gpt2_like, text)
+    found = explore(
+        gpt2_like, text, scores, iter([elsewhere, *others]), decode=letters, general=GENERAL
+    )
+    assert found.others == others
 
 
 def test_page_fetches_nothing_and_nothing_stays_on_the_model(explorer, gpt2_like, unchanged):

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache
@@ -81,6 +82,16 @@ def test_draw_sets_cuts_one_permutation_of_numpy(neox_like):
     for k, neurons in enumerate(draw_sets(NeuronView(neox_like), 0.07, 11, 4)):
         wanted = set(order[k * size : (k + 1) * size].tolist())
         assert {56 * layer + neuron for layer, neuron in neurons} == wanted
+
+
+def test_the_largest_ratio_that_an_error_names_is_taken(neox_like):
+    view = NeuronView(neox_like)
+    for n_sets in (2, 3, 6, 7, 11):
+        with pytest.raises(ValueError, match="leave room for") as refused:
+            draw_sets(view, 0.9, 0, n_sets)
+        largest = float(re.search(r" to ([\d.]+)\.$", str(refused.value))[1])
+        assert len(draw_sets(view, largest, 0, n_sets)) == n_sets
+        assert largest > 0.99 / n_sets
 
 
 # The objective

@@ -72,6 +72,27 @@ def test_learn_follows_a_plain_loop(gpt2_like, texts, name):
         torch.testing.assert_close(weight, after[key].detach(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("general", [0, 2])
+def test_learn_trains_in_whatever_mode_the_caller_is_in(gpt2_like, texts, mode, general):
+    from tl_localize.injection.recipes import Recipe, learn
+
+    recipe = Recipe(general=general, max_steps=2, stop_loss=1e-9)
+    text = torch.arange(48).view(3, 16) if general else None
+    wanted = learn(gpt2_like, texts, recipe, general_tokens=text)
+    with mode():
+        found = learn(gpt2_like, texts, recipe, general_tokens=text)
+    assert torch.equal(found.losses, wanted.losses) and len(found.losses) == 2
+    assert repr(found).endswith("; n_steps=2, converged=False)")
+
+
+def test_general_text_that_a_recipe_does_not_mix_in_is_refused(gpt2_like, texts):
+    from tl_localize.injection.recipes import learn
+
+    with pytest.raises(ValueError, match="general_tokens must be left out"):
+        learn(gpt2_like, texts, general_tokens=torch.arange(48).view(3, 16))
+
+
 def test_mixed_steps_take_one_sentence_each_beside_drawn_rows(gpt2_like, texts):
     from tl_localize.injection.recipes import Recipe, learn
 

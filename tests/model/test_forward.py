@@ -471,3 +471,9 @@ def test_model_that_drops_at_random_is_refused(kind, sequence):
             ValueError, match="must not be in training mode, got active dropout in '"
         ):
             call()
+
+
+def test_another_default_device_is_refused(gpt2_like, sequence):
+    refused = pytest.raises(ValueError, match="default device of torch must be the CPU, got meta")
+    with torch.device("meta"), refused:
+        accuracy(gpt2_like, [sequence])

@@ -35,7 +35,7 @@ def work_of(name):
     if name == "inject":
         return lambda model, sequence: inject(model, sequence, ratio=0.2, seed=0, **training)
     if name == "learn":
-        recipe = Recipe(**training)
+        recipe = Recipe(**training, general=1)
         return lambda model, sequence: learn(
             model, [sequence], recipe, general_tokens=GENERAL, seed=0
         )

@@ -12,7 +12,7 @@ import torch
 from architectures import config_of, save
 from safetensors.torch import load_file, save_file
 
-from tl_localize import MemorizedSequence, NeuronSet, ZeroOut, load_model
+from tl_localize import Attribution, MemorizedSequence, NeuronSet, ZeroOut, load_model
 from tl_localize.model.forward import is_bridge
 from tl_localize.model.loading import check_device, has_hooked_transformer
 
@@ -171,6 +171,28 @@ def test_a_loaded_model_reads_text_with_the_folders_own_tokenizer(tmp_path, capf
     wanted, start = own([TEXTS[0] + TEXTS[1], TEXTS[0]], add_special_tokens=False)["input_ids"]
     assert sequence.tokens.tolist() == wanted
     assert model.to_tokens(TEXTS[0])[0].tolist() == start  # without BOS
+
+
+def test_a_token_that_a_vocabulary_lacks_does_not_end_its_texts(tmp_path):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    save(config_of("GPT-2", vocab_size=300), tmp_path)
+    own = Tokenizer(models.WordLevel({"<unk>": 0, "a": 1, "b": 2}, unk_token="<unk>"))
+    own.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=own, unk_token="<unk>").save_pretrained(tmp_path)
+    model = load_model(tmp_path, device="cpu")
+    assert model.tokenizer.eos_token_id is None
+    with pytest.raises(ValueError, match="prepend_bos must be false where the tokenizer has no"):
+        MemorizedSequence.from_text(model, "a", " b", prepend_bos=True)
+    assert MemorizedSequence.from_text(model, "a", " b").tokens.tolist() == [1, 2]
+
+
+def test_a_model_that_was_loaded_without_gradients_has_them(saved, sequence):
+    with torch.inference_mode():
+        model = load_model(saved, device="cpu")
+    Attribution()(model, sequence)
+    assert not any(parameter.is_inference() for parameter in model.parameters())
 
 
 # Refusals

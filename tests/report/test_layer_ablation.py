@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import pandas as pd
 import pytest
 import torch
 
@@ -23,7 +24,12 @@ def recited(gpt2_like, sequence):
 @torch.no_grad()
 def test_each_layer_is_ablated_alone_and_spared(gpt2_like, recited, sequence):
     neurons = NeuronSet(torch.rand(2, 48, generator=torch.Generator().manual_seed(0)) < 0.7)
-    found = ablate_layers(gpt2_like, recited, neurons, [sequence])
+    same_elsewhere = MemorizedSequence(recited.tokens, 1)
+    others = iter([recited, sequence, same_elsewhere])  # the text itself is no other one
+    found = ablate_layers(gpt2_like, recited, neurons, others)
+    pd.testing.assert_frame_equal(
+        found.frame, ablate_layers(gpt2_like, recited, neurons, sequence).frame
+    )
     assert found.before == 1.0 and found.frame["neurons"].tolist() == neurons.mask.sum(1).tolist()
     with neurons.dropped_out(gpt2_like):
         assert found.after == float(accuracy(gpt2_like, recited)) < 1

@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 import torch
 
-from tl_localize import NeuronSet, accuracy, load_model, text_losses
+from tl_localize import MemorizedSequence, NeuronSet, accuracy, load_model, text_losses
 from tl_localize.report import text_losses as module
 from tl_localize.report.pages import page
 from tl_localize.report.text_losses import TextLosses
@@ -21,7 +21,8 @@ def losses():
 def test_losses_are_those_of_ablation_the_most_first(gpt2_like, make_sequences):
     own, *others = make_sequences(*[(12, 4)] * 5)
     neurons = NeuronSet(torch.rand(2, 48, generator=torch.Generator().manual_seed(0)) < 0.8)
-    found = text_losses(gpt2_like, own, neurons, [own, *others])
+    elsewhere = MemorizedSequence(own.tokens, own.n_prefix + 1)
+    found = text_losses(gpt2_like, own, neurons, iter([own, elsewhere, *others]))
     assert found.frame["id"].iloc[0] == own.id and len(found.others) == 4
     assert found.others["lost"].is_monotonic_decreasing
     texts = {text.id: text for text in (own, *others)}
@@ -29,6 +30,17 @@ def test_losses_are_those_of_ablation_the_most_first(gpt2_like, make_sequences):
     assert found.frame["before"].tolist() == accuracy(gpt2_like, ordered).tolist()
     with neurons.dropped_out(gpt2_like):
         assert found.frame["after"].tolist() == accuracy(gpt2_like, ordered).tolist()
+
+
+def test_what_does_not_fit_is_refused_before_texts_are_searched(gpt2_like, sequence, monkeypatch):
+    monkeypatch.setattr(module, "known", lambda *_, **__: pytest.fail("texts were searched"))
+    neurons = NeuronSet(torch.ones(2, 48) > 0)
+    with pytest.raises(ValueError, match="mask must have the model's shape"):
+        text_losses(gpt2_like, sequence, NeuronSet(torch.ones(3, 4) > 0))
+    for text, others in (("a", None), (sequence, ["a"]), (sequence, 3)):
+        with pytest.raises(TypeError, match=r"must be a (MemorizedSequence|list of sequences)"):
+            text_losses(gpt2_like, text, neurons, others)
+    assert len(text_losses(gpt2_like, sequence, neurons, []).others) == 0
 
 
 def test_texts_that_the_model_knows_are_measured_once(few_planted, monkeypatch):
@@ -54,14 +66,14 @@ def test_table_has_the_text_the_most_that_is_lost_and_the_mean_of_all(losses):
 def test_nothing_lost_has_no_sign():
     frame = pd.DataFrame({"id": ["a", "b"], "category": "", "before": 0.3, "after": 0.1 + 0.2})
     found = TextLosses(frame.assign(lost=frame["before"] - frame["after"]), 7)
-    assert "lose 0.0 points" in str(found)
+    assert "1 other text loses 0.0 points" in str(found)
     assert "-0" not in found.table().to_string()
 
 
 def test_sentence_counts_the_texts_that_fall(losses):
     assert str(losses) == (
-        "own: 80% recited before, 20% without 7 neurons. 2 other texts that the model knows lose "
-        "22.5 points on average; 1 of them loses 10 points or more."
+        "own: 80% recited before, 20% without 7 neurons. 2 other texts lose 22.5 points on "
+        "average; 1 of them loses 10 points or more."
     )
 
 

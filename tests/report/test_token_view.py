@@ -7,7 +7,7 @@ from tokenizers import decoders
 from tl_localize import MemorizedSequence, NeuronSet
 from tl_localize.metrics import predicted_suffixes
 from tl_localize.report.terminal import console
-from tl_localize.report.token_view import TokenView, pieces, token_view
+from tl_localize.report.token_view import TokenView, pieces, text_after, token_view
 
 
 @pytest.fixture
@@ -86,3 +86,5 @@ def test_characters_in_bytes_are_whole_where_a_decoder_gives_up_all_bytes_around
     names = [chr(byte) if byte < 128 else f"<0x{byte:02X}>" for byte, _ in pairs]
     found = pieces(lambda ids: llama.decode([names[i] for i in ids]), list(range(len(names))))
     assert [shown for *_, shown in found] == list(text)
+    stray = text_after(lambda ids: llama.decode([names[i] for i in ids]), [0, 3, 4, 5], [4])
+    assert stray == "\ufffd"  # and not one for each byte before it too

@@ -99,12 +99,12 @@ class Filter:
     def __post_init__(self) -> None:
         self._check_fits(self.criteria.length)
 
-    def _check_fits(self, length: int) -> None:
+    def _check_fits(self, length: int, bos: str = "") -> None:
         """Raise ValueError where a window is longer than what the model reads."""
         if length > self.model.cfg.n_ctx:
             raise ValueError(
                 f"n_prefix + n_suffix must be at most n_ctx={self.model.cfg.n_ctx}, got "
-                f"{length}. Use shorter sequences."
+                f"{length}{bos and f', of which one is {bos}'}. Use shorter sequences."
             )
 
     @cached_property
@@ -149,7 +149,7 @@ class Filter:
             tokens = candidate.tokens
             if len(tokens):
                 check_tokens(self.model, torch.from_numpy(tokens), f" in {candidate.id!r}")
-            self._check_fits(len(tokens))
+            self._check_fits(len(tokens), candidate.bos)
             distinct = len(set(tokens[self._n_prefix(candidate) :].tolist()))
             if len(tokens) < self._n_prefix(candidate) + criteria.n_suffix:
                 report.removed[SHORT] += 1

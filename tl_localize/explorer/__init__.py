@@ -24,14 +24,14 @@ from tl_localize.evals.ablation import ABLATIONS, AblationMeter
 from tl_localize.files import write_whole
 from tl_localize.methods import RandomBaseline
 from tl_localize.methods.partial_runs import activations
-from tl_localize.metrics import Decode, unembed
+from tl_localize.metrics import Decode, check_text, unembed
 from tl_localize.model.loading import is_reference
 from tl_localize.model.neurons import LanguageModel, NeuronView, model_name
 from tl_localize.paper import short_title
 from tl_localize.report.looks import looks
 from tl_localize.report.token_view import TokenView, pieces, text_after
 from tl_localize.scores import NeuronScores, NeuronSet
-from tl_localize.sequences import MemorizedSequence, check_sequences, decoder
+from tl_localize.sequences import MemorizedSequence, check_sequences, decoder, other_texts
 from tl_localize.texts.reference import held_out_tokens, reference_sequences
 from tl_localize.units import Units
 
@@ -67,7 +67,7 @@ def explore(
         scores: Of one method or of several, all of one kind of unit; each has the id of its text as
             ``sequence_id``.
         others: The texts that should survive; of a shipped model some of its shipped texts,
-            otherwise none.
+            otherwise none. Those that share a run of 13 tokens with a text are left out.
         general: General text for mean and resample, and in its first row for the perplexity; by
             default the shipped text.
         ratios: Shares of each layer that the slider offers, from the largest; shares that take no
@@ -99,10 +99,10 @@ def explore(
     pairs = _pair_scores(view, texts, scores)
     if general is None:
         general = held_out_tokens(model)[:16]
+    check_text(model, general, "general")
     if others is None and is_reference(model_name(model)):
         others = reference_sequences(model)[::EVERY]
-    own = {text.fingerprint for text in texts}
-    others = [other for other in others or [] if other.fingerprint not in own]
+    others = other_texts(model, () if others is None else others, texts)
     shares = sorted(
         float(ratio) for ratio in ratios if round(view.n_neurons * check_ratio("ratio", ratio))
     )

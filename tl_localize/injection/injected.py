@@ -86,8 +86,13 @@ def rows_replaced(
     view = NeuronView(model, neurons.units)
     mask = neurons.mask
     wide = view.flat_rows(0).shape[1]
-    n_rows = int(view.row_mask(mask).sum()) if mask.shape == view.size else 0
-    if mask.shape != view.size or rows.shape != (n_rows, wide):
+    if mask.shape != view.size:
+        raise ValueError(
+            f"neurons must be a set of the model's shape {view.size}, got {tuple(mask.shape)}. "
+            "Apply trained rows to the model they were made in."
+        )
+    n_rows = int(view.row_mask(mask).sum())
+    if rows.shape != (n_rows, wide):
         raise ValueError(
             f"rows must be {(n_rows, wide)} [n d_model] for a set of {tuple(mask.shape)} [layer "
             f"neuron] in a model of {view.size}, got {tuple(rows.shape)}. Apply trained rows to "
@@ -145,6 +150,16 @@ class JointInjection(Saved):
             yield
 
 
+def largest_share(n_sets: int) -> float:
+    """What each of some disjoint sets can have, to three digits and never above it.
+
+    >>> largest_share(6), largest_share(1)
+    (0.166, 1.0)
+    """
+    scale = 10 ** (3 + math.floor(math.log10(n_sets)))
+    return math.floor(round(scale / n_sets, 6)) / scale
+
+
 def draw_sets(view: NeuronView, ratio: float, seed: int, n_sets: int) -> list[NeuronSet]:
     """Disjoint sets of ratio * n, rounded down, of all n neurons, or heads: one permutation by
     numpy's RandomState(seed), cut into pieces.
@@ -168,7 +183,7 @@ def draw_sets(view: NeuronView, ratio: float, seed: int, n_sets: int) -> list[Ne
         raise ValueError(
             f"ratio must select at least one of {n} {view.units.name} and leave room for {n_sets} "
             f"disjoint sets, got {ratio!r}, which selects {size}. Use {least_share(n)} to "
-            f"{1 / n_sets:.3g}."
+            f"{largest_share(n_sets):g}."
         )
     order = np.random.RandomState(seed).permutation(n)
     sets: list[NeuronSet] = []

@@ -86,9 +86,11 @@ class Learned(Saved):
     losses: Float[Tensor, "step sequence"]
     converged: bool
 
+    def __repr__(self) -> str:
+        names = ", ".join(self.weights)
+        return f"Learned({names}; n_steps={len(self.losses)}, converged={self.converged})"
 
-@torch.inference_mode(False)  # whatever mode the caller is in
-@torch.enable_grad()
+
 def check_recipe(recipe: object) -> None:
     """Raise TypeError where the name of a recipe, or something else, is given in place of one."""
     if not isinstance(recipe, Recipe):
@@ -98,6 +100,8 @@ def check_recipe(recipe: object) -> None:
         )
 
 
+@torch.inference_mode(False)  # whatever mode the caller is in
+@torch.enable_grad()
 def learn(
     model: LanguageModel,
     sequences: Sequence[MemorizedSequence],
@@ -122,7 +126,8 @@ def learn(
 
     Raises:
         ValueError: a sentence does not fit the model, the model is not in float32, a loss is not
-            finite, or the recipe needs general text and there is none that the model can read.
+            finite, the recipe needs general text and there is none that the model can read, or
+            there is some that it does not need.
 
     >>> learned = learn(model, few[:2], Recipe(max_steps=2))  # they are known already
     >>> learned.converged, len(learned.weights)
@@ -139,6 +144,11 @@ def learn(
         )
     if recipe.general:
         check_text(model, general_tokens, "general_tokens")
+    elif general_tokens is not None:
+        raise ValueError(
+            "general_tokens must be left out where a recipe mixes none in, got some. Take a recipe "
+            "with general rows, such as RECIPES['mixed']."
+        )
     check_seed(seed)
     view = NeuronView(model, units)
     trained = trained_parameters(view, recipe.weights)

@@ -31,6 +31,7 @@ HALF_TOLERANCE = 4.0  # in float16 and bfloat16: times what ``logits_misfit`` al
 READS_GGUF = 5, 23  # the first transformers whose tokenizers of GGUF files are right
 # in old files: causal masks and rotary frequencies
 BUFFERS = re.compile(r"(^|\.)(attn|attention)\.(masked_)?bias$|inv_freq$")
+END_OF_TEXT = "<|endoftext|>"  # where a tokenizer names no token for it
 # What TransformerLens does to weights unless it is told not to.
 PROCESSING = ("fold_ln", "center_writing_weights", "center_unembed", "fold_value_biases")
 # model -> what it was loaded from
@@ -38,6 +39,7 @@ _SOURCES: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 ADVICE = "Convert it to a TransformerLens model yourself: every method takes one."
 
 
+@torch.inference_mode(False)  # whatever mode the caller is in, so that the weights have gradients
 def load_model(
     name_or_path: str | Path,
     device: str | torch.device | None = None,
@@ -392,7 +394,8 @@ def _set_tokenizer(model: Any, source: str | Path) -> None:
         return
     with _refuse_unreadable(source, "tokenizer"):
         tokenizer.padding_side = "right"
-        tokenizer.eos_token = tokenizer.eos_token or "<|endoftext|>"
+        if tokenizer.eos_token is None and END_OF_TEXT in tokenizer.get_vocab():
+            tokenizer.eos_token = END_OF_TEXT
         tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
         tokenizer.bos_token = tokenizer.bos_token or tokenizer.eos_token
         model.cfg.tokenizer_prepends_bos = tokenizer.encode("")[:1] == [tokenizer.bos_token_id]

@@ -194,6 +194,11 @@ class ModelView:
                 f"default dtype of torch must be float32, got {dtype}, which changes random "
                 "numbers and sums. Call torch.set_default_dtype(torch.float32)."
             )
+        if (place := torch.get_default_device()).type != "cpu":
+            raise ValueError(
+                f"default device of torch must be the CPU, got {place}. Call "
+                "torch.set_default_device(None): what is computed lies where the model does."
+            )
         self.parameters = parameters_of(model)
         self.n_layers = len(self.model.blocks)
         devices = sorted({str(parameter.device) for parameter in self.parameters})

@@ -2,7 +2,7 @@
 those of one layer are spared.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ from tl_localize.drawing import axes, finish, mark_layers
 from tl_localize.metrics import accuracy, nan_in, target_logits
 from tl_localize.model.neurons import LanguageModel, ModelView
 from tl_localize.scores import NeuronSet, check_set
-from tl_localize.sequences import MemorizedSequence, SequenceBatch, check_sequences
+from tl_localize.sequences import MemorizedSequence, SequenceBatch, check_sequences, other_texts
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -78,13 +78,14 @@ def ablate_layers(
     model: LanguageModel,
     sequence: MemorizedSequence,
     neurons: NeuronSet,
-    others: Sequence[MemorizedSequence] = (),
+    others: Iterable[MemorizedSequence] = (),
 ) -> LayerAblation:
     """Ablate the neurons of a set layer by layer: those of one layer alone, and those of all other
     layers.
 
     Args:
-        others: Texts that should not suffer, measured where one layer is ablated.
+        others: Texts that should not suffer, measured where one layer is ablated. The text itself
+            is left out, if it is among them, and so is one that shares 13 tokens in a row with it.
 
     Raises:
         ValueError: The set is empty, or a text or the set does not fit the model.
@@ -101,6 +102,7 @@ def ablate_layers(
             "scores.top_k(0.1) does."
         )
     (sequence,) = check_sequences(model, [sequence])
+    others = other_texts(model, others, [sequence])
     before, loss_before = _measured(model, sequence)
     after, _ = _measured(model, sequence, neurons)
     rows: list[dict[str, float]] = []

@@ -2,7 +2,7 @@
 how much it recites before and after.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
@@ -13,7 +13,12 @@ from tl_localize.drawing import axes, finish
 from tl_localize.metrics import accuracy
 from tl_localize.model.neurons import LanguageModel
 from tl_localize.scores import NeuronSet, check_set
-from tl_localize.sequences import MemorizedSequence, without_text_of
+from tl_localize.sequences import (
+    MemorizedSequence,
+    check_sequences,
+    other_texts,
+    without_text_of,
+)
 from tl_localize.stats import quantity
 from tl_localize.texts.known import known
 
@@ -117,7 +122,8 @@ class TextLosses:
         said = f"{name}: {text['before']:.0%} recited before, {text['after']:.0%} without "
         said += f"{self.n_ablated} {self.units}."
         if len(others):
-            said += f" {quantity(len(others), 'other text')} that the model knows lose "
+            verb = "loses" if len(others) == 1 else "lose"
+            said += f" {quantity(len(others), 'other text')} {verb} "
             said += f"{round(100 * others['lost'].mean(), 1) + 0.0} points on average; "
             fallen = int((others["lost"].round(6) >= FALLEN).sum())
             verb = "loses" if fallen == 1 else "lose"
@@ -133,7 +139,7 @@ def text_losses(
     model: LanguageModel,
     sequence: MemorizedSequence,
     neurons: NeuronSet,
-    others: Sequence[MemorizedSequence] | None = None,
+    others: Iterable[MemorizedSequence] | None = None,
     *,
     progress: Callable[[float], None] | None = None,
 ) -> TextLosses:
@@ -155,13 +161,16 @@ def text_losses(
     (['id', 'category', 'before', 'after', 'lost'], 2)
     """
     check_set(neurons)
+    (sequence,) = check_sequences(model, [sequence])
+    with neurons.dropped_out(model):
+        pass  # a set of another model is refused before texts are searched
     if others is None:
         recited = known(model, progress=progress)
         rest = without_text_of(recited.sequences, [sequence])
         shares = recited.frame.set_index("id")["accuracy"]
         before = [*accuracy(model, [sequence]).tolist(), *shares[[text.id for text in rest]]]
     else:
-        rest = without_text_of(others, [sequence])
+        rest = other_texts(model, others, [sequence])
         before = accuracy(model, [sequence, *rest]).tolist()
     texts = [sequence, *rest]
     with neurons.dropped_out(model):

@@ -186,7 +186,10 @@ def text_after(decode: Decode, before: list[int], tokens: list[int]) -> str:
     while n < CONTEXT + CUT and decode(before[-n:]).startswith("\ufffd"):
         n += 1  # it begins within a character, for which some decoders give up all bytes around it
     context = before[-n:]
-    return decode(context + tokens)[len(decode(context)) :]
+    start, whole = decode(context), decode(context + tokens)
+    if not whole.startswith(start):  # a stray byte takes the bytes before it along
+        return decode(tokens)
+    return whole[len(start) :]
 
 
 def token_view(

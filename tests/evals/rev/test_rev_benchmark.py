@@ -77,7 +77,8 @@ def test_rows_of_general_text_are_measured_or_mixed_in(brief, monkeypatch, n_row
         lambda model, text, **k: measured.append(text) or losses(model, text, **k),
     )
     rows = torch.arange(16 * n_rows).view(n_rows, 16) % 48
-    replace(brief, general_tokens=rows, n_groups=1).run()
+    recipe = replace(brief.recipe, general=1)
+    replace(brief, general_tokens=rows, n_groups=1, recipe=recipe).run()
     assert len(measured[0]) == n_measured
     assert sorted(torch.cat([mixed[0], measured[0]]).tolist()) == sorted(rows.tolist())
 

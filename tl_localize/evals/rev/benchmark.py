@@ -288,11 +288,12 @@ class RevBenchmark(Benchmark[RevResults]):
         if self.before is not None:
             return Learned(check_earlier(self.model, self.before), torch.zeros(1, 0), True)
         text = self.general_tokens
+        mixed = torch.cat([text[:N_GENERAL:2], text[N_GENERAL:]])
         return learn(
             self.model,
             group.sequences,
             self.recipe,
-            general_tokens=torch.cat([text[:N_GENERAL:2], text[N_GENERAL:]]),
+            general_tokens=mixed if self.recipe.general else None,
             seed=group.seed,
             units=self.units,
             progress=reporter(steps, f"train {group.name}"),
