@@ -152,3 +152,10 @@ def test_styled_tables_escape_text_and_shorten_numbers():
     html = html_table(pd.DataFrame({"<name>": ["<a>"], "score": [0.960942]}), "<caption>")
     for text in ("&lt;name&gt;", "&lt;a&gt;", "&lt;caption&gt;", ">0.96094<"):
         assert text in html
+
+
+def test_what_was_not_measured_is_no_pair():
+    values = {("a", 1): [1.0, 2.0, math.nan, 4.0], ("ref", 1): [0.5, math.nan, 9.0, 1.0]}
+    (row,) = compare_with_reference(frame_of(values), "ref", "x", ["ratio"]).to_dict("records")
+    assert (row["n"], row["difference"]) == (2, 1.75)
+    assert row["p_value"] == pytest.approx(paired_test([1.0, 4.0], [0.5, 1.0], "greater"))

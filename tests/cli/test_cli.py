@@ -698,3 +698,52 @@ def test_localize_says_where_it_names_more_than_the_method_looked_for(gpt2_like,
     said = " ".join(capsys.readouterr().err.split())
     assert "looks for 10 % of each layer" in said
     assert "--set iterative_attribution.share=0.3" in said
+
+
+def test_options_of_rev_are_those_of_its_benchmark(run, data, model_dir, tmp_path, asked):
+    options = "--sentences 1 --groups 2 --ratio 0.5 --ratio 0.2 --seed 7 --methods random"
+    run(f"rev {options} --model", model_dir, "--data", data, "--out", tmp_path / "rev")
+    ((benchmark, methods),) = asked
+    assert (benchmark.seed, benchmark.ratios) == (7, (0.2, 0.5))
+    assert [len(group.sequences) for group in benchmark.groups()] == [1, 1]
+    assert [method.name for method in methods] == ["random"]
+
+
+def test_tune_takes_distractors_and_the_largest_of_the_usual_ratios(
+    run, grid, tmp_path, asked, monkeypatch
+):
+    monkeypatch.setattr("tl_localize.evals.settings.inj_ratios", lambda *given: [0.1, 0.3, 0.2])
+    result = run.tune(f"--distractors 1 --method slimming --grid {grid}")
+    assert len(asked) == 1, result.output
+    benchmark, _ = asked[0]
+    assert (benchmark.distractors, benchmark.ratio) == (1, 0.3)
+    assert json.loads((tmp_path / "tune" / "tune.json").read_text()) == {"ratio": 0.3}
+
+
+def test_localize_spares_layer_0_of_a_ratio_too(run):
+    result = run.localize("--force --method activations --ratio 0.1")
+    assert result.exit_code == 0, result.output
+    assert "Activations names 4 neurons from layer 1 on: 4 neurons of" in result.stdout
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_a_model_is_loaded_in_the_precision_and_on_the_device_that_are_asked_for(model_dir, dtype):
+    from tl_localize.cli.options import ModelOptions
+
+    model = ModelOptions(model=str(model_dir), device="cpu", dtype=dtype).load()
+    assert {str(weight.dtype) for weight in model.parameters()} == {f"torch.{dtype}"}
+
+
+def test_localize_says_what_is_left_of_the_text_without_a_layer(gpt2_like, make_sequences):
+    from tl_localize import accuracy
+    from tl_localize.cli.one_text import by_layer
+    from tl_localize.methods import Activations
+
+    (sequence,) = make_sequences((12, 3))
+    for position in range(3, 12):
+        sequence.tokens[position] = gpt2_like(sequence.tokens[None, :position])[0, -1].argmax()
+    chosen = Activations()(gpt2_like, sequence).top_k(0.3, first_layer=1)
+    left = by_layer(gpt2_like, sequence, chosen)["text recited (%)"]
+    with chosen.dropped_out(gpt2_like):
+        recited = round(100 * float(accuracy(gpt2_like, sequence)))
+    assert left.to_dict() == {1: recited} and 50 != recited < 100

@@ -695,3 +695,40 @@ def test_del_says_what_every_neuron_by_zero_out_costs(run, recited, tmp_path):
     cost = "Zero-Out ablates every neuron, one after the other"
     assert cost in run(asked, path).stderr
     assert cost not in run(f"{asked} {path} --set", "zero_out.screen=0.1").stderr
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_the_seed_of_del_is_that_of_its_draws_and_of_random(run, collection, tmp_path):
+    good(run("del --ratio 0.1 --targets 1 --methods activations --seed 7 --data", collection))
+    assert settings_of(tmp_path / "out")["settings"]["seed"] == 7
+    assert methods_of(tmp_path / "out")["random"]["seed"] == 7
+
+
+def test_nine_right_tokens_of_ten_are_nine_tenths(monkeypatch):
+    """In float32 their share is less."""
+    import torch
+
+    from tl_localize.cli import benchmarks
+
+    shares = torch.tensor([0.9, 0.89, 1.0])
+    assert shares.tolist()[0] < 0.9
+    monkeypatch.setattr(benchmarks, "check_sequences", lambda model, texts: texts)
+    monkeypatch.setattr(benchmarks, "accuracy", lambda model, texts: shares)
+    assert benchmarks.recited_of(None, ["nine", "less", "all"], 0.9) == ["nine", "all"]
+
+
+@pytest.mark.usefixtures("few_texts", "undrawn")
+def test_tune_does_not_spare_the_only_layer(one_layer, first_corpus, tuning, tmp_path):
+    texts = ["--n-prefix", "4", "--n-dev", "2", "--data", first_corpus]
+    out = tmp_path / "tuned"
+    good(tell(f"{tuning} --ratio 0.5 --device cpu --model", one_layer, "--out", out, *texts))
+    assert settings_of(out)["settings"]["first_layer"] == 0
+
+
+@pytest.mark.usefixtures("undrawn", "few_texts")
+def test_a_shard_of_del_does_not_choose_the_last_share_by_its_own_targets(run, tmp_path):
+    command = "del --methods activations --min-accuracy 0 --limit 3 --max-others-lost 100"
+    for shard in ("1/3", "2/3"):
+        good(run(f"{command} --shard {shard}"))
+        frame = pd.read_csv(tmp_path / "out" / "frame.csv")
+        assert (40 * frame["ratio"]).unique() == pytest.approx([1])

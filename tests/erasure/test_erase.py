@@ -3,9 +3,11 @@
 import copy
 import json
 import re
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from torch.nn.functional import cross_entropy
 
 from tl_localize import (
     AttentionHeads,
+    IterativeAttribution,
     NeuronScores,
     NeuronSet,
     accuracy,
@@ -30,6 +33,7 @@ from tl_localize.methods import Attribution, ZeroOut, contrast
 from tl_localize.model.environment import fingerprint
 from tl_localize.model.neurons import NeuronView
 from tl_localize.texts.known import MIN_ACCURACY
+from tl_localize.texts.reference import held_out_tokens
 
 
 @pytest.fixture(scope="module")
@@ -523,3 +527,165 @@ def test_three_right_tokens_of_ten_are_thirty_percent(model, texts, monkeypatch)
     monkeypatch.setattr(measures, "accuracy", lambda model, texts: ten.expand(len(texts)))
     assert measures.mean_accuracy(model, texts) == 0.3
     assert measure_texts(model, texts)["accuracy"].eq(0.3).all()
+
+
+def test_fewer_rows_are_trained_faster_unless_a_rate_is_given(model, texts, how):
+    for share in (0.1, 0.4):
+        settings = erase(model, texts[0], share=share, max_steps=1, **how).settings
+        assert settings["learning_rate"] == pytest.approx(0.001 * (0.002 / share) ** 0.6)
+
+
+def test_an_erased_text_or_a_part_of_it_is_no_other_text_though_it_is_recited(model, texts, how):
+    part = replace(texts[0], tokens=texts[0].tokens[1:], n_prefix=2)
+    for own, check in ((texts[0], True), (part, False)):
+        with pytest.raises(ValueError, match=r"others must be at least 2 texts .* got 1 of 2"):
+            erase(model, texts[0], check=check, **how | {"others": [own, texts[1]]})
+
+
+def test_forty_of_the_known_texts_are_drawn_by_the_seed(model, texts, monkeypatch):
+    module = import_module("tl_localize.erasure.erase")  # not the function of this name
+    tokens = torch.randint(1, 256, (50, 16), generator=torch.Generator().manual_seed(5))
+    known = [replace(texts[0], tokens=row, id=f"k{i}") for i, row in enumerate(tokens)]
+    found = SimpleNamespace(sequences=[texts[0], *known])
+    monkeypatch.setattr(module, "known", lambda model: found)
+    first, again, other = (
+        [text.id for text in module.choose_others(model, texts[:1], None, seed, True)]
+        for seed in (0, 0, 1)
+    )
+    assert len(set(first)) == 40 and texts[0].id not in first
+    assert first == again and first != other
+
+
+def test_general_text_is_32_rows_of_64_held_out_tokens_by_default(model):
+    module = import_module("tl_localize.erasure.erase")  # not the function of this name
+    assert torch.equal(module.choose_general(model, None), held_out_tokens(model)[:32, :64])
+
+
+def test_kl_is_that_of_the_edit_on_text_that_the_search_did_not_see(model, texts, how, general):
+    erasure = erase(model, texts[0], share=0.3, max_steps=4, **how)
+    unseen = kl_of_edit(model, lambda: erasure.applied(model), general[1::2])
+    assert erasure.measured["after"]["kl"] == unseen > 0
+    assert erasure.measured["before"]["kl"] == 0
+
+
+def test_half_of_a_prefix_keeps_its_beginning_of_text_token(model, texts):
+    found = measure_texts(model, [replace(text, bos="<s>") for text in texts])
+    for text, row in zip(texts, found.to_dict("records"), strict=True):
+        tokens = torch.cat([text.prefix[:1], text.prefix[2:]])[None]  # and half of three words
+        for _ in text.suffix:
+            tokens = torch.cat([tokens, model(tokens)[:, -1:].argmax(-1)], 1)
+        right = (tokens[0, 3:] == text.suffix).int()
+        assert row["half_extracted"] == pytest.approx(float(right.cumprod(0).sum() / len(right)))
+    assert not found["half_extracted"].equals(measure_texts(model, texts)["half_extracted"])
+
+
+def test_the_table_of_an_erasure_is_what_was_measured_in_percent(model, texts, how):
+    erasure = erase(model, texts[:2], share=0.3, max_steps=4, **how)
+    table = erasure.table()
+    for when in ("before", "after"):
+        frame, other = erasure.texts[when], erasure.measured[when]
+        shares = ["accuracy", "extracted", "exact", "half_extracted", "half_exact"]
+        wanted = [100 * frame[name].mean() for name in shares] + [frame["distance"].mean()]
+        wanted += [100 * other["others_accuracy"], other["perplexity"], other["kl"]]
+        assert table[when].tolist() == pytest.approx(wanted)
+    assert table["before"].to_dict()["other known texts recited (%)"] == pytest.approx(100)
+    assert len(set(table.loc["perplexity of general text"])) == 2
+
+
+def test_a_price_is_kept_where_that_of_the_watched_texts_is(model, texts, how):
+    """Whatever the texts cost that the search did not see."""
+    erasure = erase(model, texts[0], max_steps=2, **how)
+    asked = erasure.settings | {"max_others_lost": 1, "max_perplexity_rise": 5}
+    dear = erasure.measured["after"] | {"perplexity": 1e9}
+    found = replace(erasure, settings=asked, measured=erasure.measured | {"after": dear})
+    assert not found.price.within(Price(1, 5))
+    assert replace(found, watched=Price(1, 5)).within_price
+    assert not replace(found, watched=Price(1.1, 5)).within_price
+
+
+def test_a_source_that_holds_the_rows_twice_is_refused(model, trained_dir, texts, how, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    erasure = erase(model, texts[0], max_steps=2, **how)
+    twice = AutoModelForCausalLM.from_pretrained(trained_dir)
+    first, second = (twice.get_parameter(f"transformer.h.{i}.mlp.c_proj.weight") for i in (0, 1))
+    first.data.copy_(second.data)
+    twice.save_pretrained(tmp_path / "twice")
+    with pytest.raises(ValueError, match="W_out of layer 1 once, got 2 weights that hold them"):
+        erasure.save(tmp_path / "edited", source=tmp_path / "twice")
+    assert not (tmp_path / "edited").exists()
+
+
+def test_rows_that_differ_by_more_than_a_rounding_are_not_those_of_the_edit(model, texts, how):
+    edit = erase(model, texts[0], max_steps=2, **how).edit
+    for factor, is_there in ((1.001, True), (1.02, False)):
+        near = replace(edit, rows=factor * edit.old_rows)
+        assert near._is_in(NeuronView(model)) == is_there
+
+
+def test_the_record_names_the_texts_that_were_watched_and_those_that_were_measured(
+    model, texts, how
+):
+    made_with = erase(model, texts[0], max_steps=2, **how).made_with
+    ids = [text.id for text in texts[1:]]
+    assert (made_with["others_watched"], made_with["others_measured"]) == (ids[::2], ids[1::2])
+
+
+def test_what_is_written_is_decoded_with_its_prefix(model, texts, monkeypatch):
+    """Some tokens are a part of a character."""
+    monkeypatch.setattr(measures, "decoder_or_ids", lambda model: lambda ids: [sum(ids)])
+    monkeypatch.setattr(measures, "Levenshtein", SimpleNamespace(distance=lambda *texts: texts))
+    found = measures.extract(model, texts[0].prefix, texts[0].suffix)["distance"]
+    assert found == ([int(texts[0].tokens.sum())],) * 2
+
+
+def test_several_texts_are_ablated_by_the_mean_of_their_scores(model, texts, how, monkeypatch):
+    module = import_module("tl_localize.erasure.erase")  # not the function of this name
+    find, given = module.find_smallest, []
+
+    def spy(trial, scores, report):
+        given.append(scores)
+        return find(trial, scores, report)
+
+    monkeypatch.setattr(module, "find_smallest", spy)
+    erase(model, texts[:2], edit="ablate", **how)
+    each = [Attribution()(model, text).values for text in texts[:2]]
+    torch.testing.assert_close(given[0].values, (each[0] + each[1]) / 2)
+
+
+@pytest.mark.parametrize(("edit", "share"), [("rows", {"share": 0.3}), ("ablate", {})])
+def test_a_first_layer_of_the_method_is_that_of_the_edit(model, texts, how, edit, share):
+    method = IterativeAttribution(first_layer=0, share=0.5, rounds=2)
+    erasure = erase(model, texts[0], edit=edit, **share, **how | {"method": method})
+    assert erasure.neurons.mask.any(1).all()
+
+
+def test_a_source_of_weights_that_are_only_near_is_refused(
+    model, trained_dir, texts, how, tmp_path
+):
+    from transformers import AutoModelForCausalLM
+
+    erasure = erase(model, texts[0], max_steps=2, **how)
+    near = AutoModelForCausalLM.from_pretrained(trained_dir)
+    near.transformer.h[1].mlp.c_proj.weight.data.mul_(1.001)
+    near.save_pretrained(tmp_path / "near")
+    with pytest.raises(ValueError, match="W_out of layer 1 once, got 0 weights that hold them"):
+        erasure.save(tmp_path / "edited", source=tmp_path / "near")
+
+
+def test_another_seed_holds_other_general_text(model, texts, how):
+    some, other = (erase(model, texts[0], max_steps=4, seed=seed, **how) for seed in (0, 1))
+    assert some.neurons == other.neurons and not torch.equal(some.edit.rows, other.edit.rows)
+
+
+def test_a_text_counts_as_recited_from_seven_tenths_on(model, texts, how):
+    for n_wrong, error in (
+        (3, ""),
+        (4, "sequence must be recited by the model with an accuracy of at least 0.7"),
+    ):
+        tokens = texts[0].tokens.clone()
+        tokens[-n_wrong:] = (tokens[-n_wrong:] + 1) % 256
+        text = replace(texts[0], tokens=tokens)
+        assert accuracy(model, text) == pytest.approx(1 - n_wrong / 12)
+        with pytest.raises(ValueError, match=error) if error else nullcontext():
+            erase(model, text, max_steps=2, **how)

@@ -3,13 +3,16 @@
 import json
 import re
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from commands import invoke
 
 from tl_localize import accuracy, load_model
+from tl_localize.cli.erasing import losses_of
 from tl_localize.erasure import RowEdit
 
 
@@ -154,3 +157,31 @@ def test_a_prefix_needs_a_suffix(erase):
     result = erase("--example primes --prefix", "2, 3")
     assert result.exit_code == 2
     assert "prefix and suffix must be given together" in " ".join(result.stderr.split())
+
+
+def test_what_is_asked_for_is_what_is_done(erase, tmp_path):
+    asked = "--max-others-lost 90 --max-perplexity-rise 900 --max-recited 0.9 --seed 7"
+    asked += " --share 0.4 --learning-rate 0.01 --max-steps 2 --method attribution --force"
+    result = erase(f"{erase.data} {asked} --out", tmp_path / "edited")
+    assert result.exit_code in (0, 1), result.output
+    settings = json.loads((tmp_path / "edited" / "erased.json").read_text())["settings"]
+    wanted = {"max_others_lost": 90, "max_perplexity_rise": 900, "max_recited": 0.9, "seed": 7}
+    wanted |= {"share": 0.4, "learning_rate": 0.01, "max_steps": 2, "edit": "rows", "others": 4}
+    assert {name: settings[name] for name in wanted} == wanted
+    assert settings["method"]["class"] == "Attribution"
+
+
+def test_losses_of_each_text_are_percentages_before_and_after():
+    about = {"id": ["a", "b"], "category": ["x", ""]}
+    frames = {"before": [1.0, 0.9], "after": [0.25, 1 / 3]}
+    texts = {when: pd.DataFrame(about | {"accuracy": part}) for when, part in frames.items()}
+    table = losses_of(SimpleNamespace(texts=texts))
+    assert table.loc["a"].tolist() == ["x", 100, 25] and table.loc["b", "after"] == 33.3
+    assert table.loc["b", "before"] == 90
+
+
+def test_of_a_short_other_text_the_first_third_is_the_prefix(erase, tmp_path, texts):
+    others = tmp_path / "plain.jsonl"
+    others.write_text("".join(json.dumps({"tokens": t.tokens.tolist()}) + "\n" for t in texts[2:]))
+    result = erase(f"--data {tmp_path / 'texts.jsonl'} --others {others} {KEPT}")
+    assert result.exit_code == 0, result.output

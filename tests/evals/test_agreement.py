@@ -182,3 +182,22 @@ def test_del_keeps_shares_of_a_layer_and_of_the_model_apart(gpt2_like, benchmark
         benchmark_of(gpt2_like, per="model").run([Noise()], Store(tmp_path))
     with pytest.raises(ValueError, match="per must be 'layer' where single layers are ablated"):
         benchmark_of(gpt2_like, per="model", layers="each")
+
+
+def test_names_are_shuffled_by_the_seed(measured):
+    values, groups = blocks(4, effect=0.3)
+    found = [group_test(values, groups, n_shuffles=200, seed=seed) for seed in (0, 0, 1, 2)]
+    assert found[0] == found[1] and len(set(found)) > 1
+    _, results = measured
+    again = [confusion_by_category(results, 200, seed)["p_value"] for seed in (0, 0, 1)]
+    assert again[0].equals(again[1]) and not again[0].equals(again[2])
+
+
+def test_confusion_by_category_tests_that_more_is_lost_within(measured):
+    _, results = measured
+    found = confusion_by_category(results, n_shuffles=99, seed=1).set_index(["method", "ratio"])
+    p_values = found["p_value"].to_dict()
+    groups = results.before["category"].tolist()
+    for key, matrix in results.confusion.items():
+        p = group_test(100 * matrix.to_numpy(), groups, 99, 1)
+        assert p_values[key] == p != 0.5

@@ -118,3 +118,26 @@ def test_a_text_that_gains_is_no_share_of_an_oracle_and_one_sentence_has_no_othe
     assert table.loc["mine", "of the best oracle"] == "-50 %"
     alone = RevResults(rows.assign(delta_others_accuracy=math.nan)).table()
     assert not alone.map(lambda cell: "nan" in cell).any(axis=None)
+
+
+def test_a_share_of_the_oracle_is_at_the_largest_ratio_where_no_ratio_costs_the_price():
+    """There the method has 20 points, less than at the smaller one; the oracle has 40."""
+    changes = {"oracle_rounds": ((-0.3, -0.02), (-0.4, -0.04)), "mine": ((-0.3, 0), (-0.2, -0.04))}
+    rows = []
+    for method, pairs in changes.items():
+        for ratio, (own, others) in zip((0.1, 0.2), pairs, strict=True):
+            row = {"method": method, "group": "group-0", "converged": True, "ratio": ratio}
+            row |= {"sequence_id": "s", "direction": "put_back", "delta_general_loss": 0.0}
+            rows.append(row | {"delta_own_accuracy": own, "delta_others_accuracy": others})
+    table = RevResults(pd.DataFrame(rows)).table()
+    assert table["of the best oracle"].to_dict() == {"oracle_rounds": "100 %", "mine": "50 %"}
+
+
+def test_a_model_that_did_not_learn_its_sentences_takes_no_part():
+    given = results_of(3)
+    given.frame.loc[given.frame["group"] == "group-2", "converged"] = False
+    for found in (given.summary(), rev_by_model(given)):
+        assert found["n"].eq(2).all()
+        assert found.set_index("method").loc["mine", "own"] == pytest.approx(-30.5)
+    assert given.table().equals(results_of(2).table())
+    assert given.tests()["n"].tolist() == [2]

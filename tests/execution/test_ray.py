@@ -185,3 +185,23 @@ def test_benchmark_is_sent_without_its_model(inj, fake, methods, run, monkeypatc
     assert not len(run(replace(inj), methods, cluster=RayCluster(load=lambda: inj.model)).missing)
     with pytest.raises(TypeError, match="must not be sent"):
         pickle.dumps(inj)
+
+
+def test_a_worker_computes_as_the_first_process_does(inj, fake, methods, run, monkeypatch):
+    """In as many threads and with the same products of matrices, as numbers depend on both."""
+    called = {}
+    for name in ("set_num_threads", "set_float32_matmul_precision"):
+        monkeypatch.setattr(torch, name, lambda value, name=name: called.update({name: value}))
+    run(inj, methods, cluster=RayCluster(load=lambda: inj.model))
+    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    assert called == {"set_num_threads": threads, "set_float32_matmul_precision": precision}
+
+
+def test_a_worker_that_is_kept_loads_the_model_of_another_run(
+    inj, fake, methods, run, make_model, assert_same
+):
+    run(inj, methods, "first", cluster=RayCluster(load=lambda: inj.model))
+    other = replace(inj, model=make_model(7, model_name="gpt2-like"))
+    found = run(other, methods, "second", cluster=RayCluster(load=lambda: other.model))
+    assert_same(found, other.run(methods, progress=False))
+    assert list(our_ray._MODELS.values()) == [other.model]

@@ -31,3 +31,12 @@ def test_status_of_several_runs_counts_a_cell_once(deletion, layers, methods, ru
 
 def test_status_of_a_folder_without_a_run_is_empty(tmp_path):
     assert len(status(Store(tmp_path)).frame) == 0
+
+
+def test_a_failure_of_what_is_done_is_none(deletion, methods, run, tmp_path):
+    """As where data have grown: the cell has another key."""
+    run(deletion, methods[:1])
+    store = Store(tmp_path / "run")
+    store.fail("x", store.settings.cells()[0], ValueError("no room"))
+    state = status(store)
+    assert not state.failures and state.clean and not state.frame["failed"].any()

@@ -18,7 +18,7 @@ from kill import forked
 from tl_localize import Activations
 from tl_localize.evals import InjResults
 from tl_localize.execution import Cell, Lazy, Settings, Steps, Store, status
-from tl_localize.execution.store import DAMAGE, Scope, describe, pack, unpack
+from tl_localize.execution.store import DAMAGE, Scope, describe, pack, same_numbers, unpack
 from tl_localize.files import Saved
 
 INPUTS = {"step": "sum", "of": [1, 2]}
@@ -431,3 +431,20 @@ def test_a_file_that_another_run_has_just_put_aside_is_left_out(tmp_path, monkey
     gone = path.with_name("gone.safetensors")
     monkeypatch.setattr(Store, "_files", lambda self, kind: [gone, path])
     assert store.given("sum") == [[3]]
+
+
+def test_fewer_parts_take_nothing_from_what_was_asked_for(make_steps):
+    cells = [Cell("m", f"s{i}", "1 %") for i in range(3)]
+    make_steps().agree(settings_of(3))
+    steps = make_steps()
+    steps.agree(settings_of(3))
+    for cell in cells:
+        steps.rows(cell, {"step": "inj", "of": cell.part}, lambda: [{"a": 1}])
+    scope = Scope({"rate": 1}, {"m": ({"class": "M"}, 1)})
+    steps.agree(settings_of(3, scopes={"1 %": scope}))
+    assert list(steps.done()) == steps.settings.cells() == cells
+
+
+def test_the_tolerance_of_logits_does_not_grow_with_them():
+    assert same_numbers([100.0, 2.0, 0.1], [100.05, 2.0, 0.1])
+    assert not same_numbers([100.0, 2.0, 0.1], [100.5, 2.0, 0.1])

@@ -189,3 +189,20 @@ def test_a_model_of_few_positions_writes_short_texts(make_model, sequences, n_ct
     short = replace(sequences[0], tokens=sequences[0].tokens[:n_ctx], n_prefix=1)
     for method in (Attribution(contrast=1), ActivationContrast()):
         assert method(model, short).values.isfinite().all()
+
+
+def test_a_text_that_the_model_cannot_read_tells_nothing_of_what_is_needed(gpt2_like, monkeypatch):
+    view = NeuronView(gpt2_like)
+    texts = contrast.write_texts(view, 0)
+    gradients = contrast.gate_gradients
+
+    def overflow(neurons, batch, objective):
+        (found,) = gradients(neurons, batch, objective)
+        return [torch.cat([torch.full_like(found[:1], torch.nan), found[1:]])]
+
+    monkeypatch.setattr(contrast, "gate_gradients", overflow)
+    found = contrast.general_need(view, 0)
+    squares = torch.zeros_like(found)
+    for text in texts[1:]:
+        squares += gate_gradient_of(gpt2_like, MemorizedSequence(text, 4), mean_probability) ** 2
+    torch.testing.assert_close(found, squares.sqrt() / squares.sqrt().mean(), rtol=1e-3, atol=1e-5)

@@ -103,3 +103,15 @@ def test_effects_of_a_later_round_that_are_no_numbers_are_refused(gpt2_like, seq
     with broken, pytest.raises(ValueError, match="values must be finite"):
         list(method.map(gpt2_like, [sequence], check=False))
     assert next(passes) > 1
+
+
+def test_those_that_leave_score_their_place_above_the_best_that_stays(gpt2_like, sequence):
+    method = IterativeAttribution(rounds=3, share=0.2, first_layer=0, contrast=0)
+    values = method(gpt2_like, sequence).values
+    order = values.argsort(descending=True)
+    first = gate_gradient_of(gpt2_like, sequence, mean_probability).float()
+    stay = first.gather(1, order[:, 10:])
+    places = 1 - torch.arange(10) / 10
+    wanted = (stay.max().clamp(min=0) + places).expand(2, -1)
+    torch.testing.assert_close(values.gather(1, order[:, :10]), wanted, rtol=0, atol=1e-6)
+    assert first.max() - stay.max() > 1e-5

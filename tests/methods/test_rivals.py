@@ -282,3 +282,12 @@ def test_a_mask_does_not_keep_a_longer_text_that_holds_its_own(gpt2_like, name):
     kept = tuple(tuple(text.tokens.tolist()) for text in others)
     found = short(name, texts=(longer, *kept))(gpt2_like, sequence)
     torch.testing.assert_close(found.values, short(name, texts=kept)(gpt2_like, sequence).values)
+
+
+def test_the_weight_of_closed_masks_is_that_of_the_adversary(neox_like, sequence):
+    how = {"texts": TEXTS, "steps": 3, "learning_rate": 0.1, "seed": 3}
+    method = AdversarialHardConcrete(**how, sparsity_weight=300)
+    wanted = plain_adversary(neox_like, sequence, method)
+    torch.testing.assert_close(method(neox_like, sequence).values, wanted, rtol=1e-3, atol=2e-3)
+    lighter = AdversarialHardConcrete(**how)(neox_like, sequence).values
+    assert (lighter - wanted).abs().max() > 0.01

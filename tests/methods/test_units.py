@@ -17,6 +17,7 @@ from rivals import SHORT_RIVALS
 
 from tl_localize import (
     METHODS,
+    ActivationContrast,
     Activations,
     AttentionHeads,
     Attribution,
@@ -421,3 +422,15 @@ def test_features_of_an_autoencoder_are_localized_by_every_other_method(
         assert scores.values.shape == (2, 40)
         with scores.top_k(0.1).dropped_out(gpt2_like):
             pass
+
+
+def test_activation_contrast_of_heads_counts_all_entries_of_their_matrix(either, sequence):
+    texts = ((1, 2, 3, 4), (5, 6, 7, 8, 9))
+    plain, aligned = (
+        ActivationContrast(units=HEADS, texts=texts, alignment=weight)(either, sequence).values
+        for weight in (0, 0.5)
+    )
+    cosines = GradientAlignment(units=HEADS, points=1)(either, sequence).values
+    n_entries = either.blocks[0].attn.W_O[0].numel()
+    agree_with = plain * (1 + 0.5 * n_entries**0.5 * cosines)
+    torch.testing.assert_close(aligned, agree_with, rtol=1e-3, atol=1e-4)

@@ -246,3 +246,17 @@ def test_an_edit_of_a_shipped_model_has_its_examples(tmp_path, monkeypatch):
     model.cfg.model_name = "edited"  # as load_model names it after its folder
     monkeypatch.setattr("tl_localize.texts.known.source_of_model", lambda model: tmp_path)
     assert example(model, "quotes-056").id == "quotes-056"
+
+
+def test_known_texts_begin_as_the_tokenizer_begins_them(model):
+    class WithBos(Tokenizer):
+        bos_token_id, bos_token, eos_token_id = 60, "<s>", 59
+
+        def __call__(self, text, add_special_tokens=True):
+            ids = [int(word) for word in text.split() if word.isdigit()]
+            return {"input_ids": [60, *ids] if add_special_tokens else ids}
+
+    model.tokenizer = WithBos()
+    text = example(model, "count")
+    assert text.tokens.tolist() == [60, 1, 2, 3, 4, 5, 6, 7, 8]
+    assert (text.n_prefix, text.bos, text.text) == (3, "<s>", ("1 2", " 3 4 5 6 7 8"))

@@ -138,3 +138,12 @@ def test_inj_sequences_keep_the_ids_of_the_data():
 def test_inj_sequences_reject_dev_sentences_only(own_sentences):
     with pytest.raises(ValueError, match="data must hold more than 5 sentences, got 5"):
         own_sentences(5)
+
+
+def test_planted_sequences_come_in_the_order_of_their_repetitions():
+    model = load_model("reference", device="cpu")
+    found = [text.id for text in corpus.reference_sequences(model)]
+    repetitions = {text.id: text.repetitions for text in PLANTED if text.repetitions >= 64}
+    seen = [repetitions[id] for id in found]
+    assert len(found) == len(repetitions) and seen == sorted(seen, reverse=True)
+    assert seen[0] > seen[-1] == 64

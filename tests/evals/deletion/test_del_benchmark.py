@@ -1,6 +1,7 @@
 """DEL: the numbers of ablating one set of neurons after the other, and of the authors' code."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pandas as pd
@@ -394,3 +395,49 @@ def test_a_text_and_its_copy_are_refused(gpt2_like, sequences):
     copied = replace(sequences[0], id="copy")
     with pytest.raises(ValueError, match=r"sequences must be different texts, got .* in 'copy'"):
         DelBenchmark(gpt2_like, [*sequences, copied], text, ratios=(0.1,), n_dev=0)
+
+
+def test_a_method_is_not_given_a_text_that_is_measured_though_it_is_no_target(
+    gpt2_like, benchmark_of
+):
+    benchmark = benchmark_of(gpt2_like, n_targets=1)
+    negative = tuple(benchmark.test_sequences[-1].tokens.tolist())
+    with pytest.raises(ValueError, match="texts of 'selective_pruning' must share no 13 tokens"):
+        benchmark.run([SelectivePruning(texts=((1, 2, 3), negative))])
+
+
+def test_distances_are_of_suffixes_as_they_stand_after_their_prefix(gpt2_like, benchmark_of):
+    """A decoder may read a token by what stands before it."""
+
+    def in_pairs(ids):
+        return "".join(chr(97 + a * b % 61) for a, b in pairwise([0, *ids]))
+
+    benchmark = benchmark_of(gpt2_like, decode=in_pairs, n_targets=1)
+    results = benchmark.run([Noise()])
+    wanted = levenshtein(gpt2_like, benchmark.test_sequences, in_pairs)
+    assert results.before["levenshtein"].tolist() == wanted.tolist()
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"ablation": "mean"}, "ablation: zero in the folder, mean now"),
+        ({"first_layer": 0}, "first_layer: 1 in the folder, 0 now"),
+        ({"seed": 1}, "seed: 0 in the folder, 1 now"),
+    ],
+)
+def test_a_folder_of_del_refuses_what_changes_its_numbers(
+    gpt2_like, benchmark_of, tmp_path, settings, said
+):
+    benchmark_of(gpt2_like, n_targets=1).run([Noise()], Store(tmp_path))
+    with pytest.raises(ValueError, match=said):
+        benchmark_of(gpt2_like, n_targets=1, **settings).run([Noise()], Store(tmp_path))
+
+
+def test_single_layers_of_other_multiples_have_a_folder_of_their_own(
+    gpt2_like, benchmark_of, tmp_path
+):
+    single = benchmark_of(gpt2_like, ratios=(0.1,), layers="each", multiples=(1,), n_targets=1)
+    single.run([Noise()], Store(tmp_path))
+    with pytest.raises(ValueError, match=r"multiples: \[1\] in the folder, \[1, 2\] now"):
+        replace(single, multiples=(1, 2)).run([Noise()], Store(tmp_path))

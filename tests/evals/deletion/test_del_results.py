@@ -9,8 +9,10 @@ from noise import Noise, letters
 from scipy.stats import ttest_rel
 
 from tl_localize import DelResults, accuracy, levenshtein, perplexity
+from tl_localize.evals.deletion import del_tables
 from tl_localize.evals.deletion.results import self_and_others
 from tl_localize.execution import Steps
+from tl_localize.stats import with_error
 
 
 def test_before_says_how_well_the_model_memorizes(measured):
@@ -187,3 +189,46 @@ def test_what_was_before_leaves_the_target_out_of_the_others():
     assert (row["self_accuracy_before"], row["self_levenshtein_before"]) == (1.0, 0)
     assert row["neg_accuracy_before"] == pytest.approx(0.85) and row["neg_levenshtein_before"] == 3
     assert row["delta_neg_accuracy"] == pytest.approx(-0.05)
+
+
+def test_the_table_has_accuracies_in_points_and_distances_as_they_are(measured):
+    _, results = measured
+    rows = results.frame.query("method == 'noise' and ratio == 0.5")
+    found = results.table().loc[("50 % of each layer, 5 sequences", "noise")]
+    assert found.to_dict() == {
+        "Δ Self-Acc (points)": with_error(100 * rows["delta_self_accuracy"]),
+        "Δ Self-Dist (characters)": with_error(rows["delta_self_levenshtein"]),
+        "Δ Neg-Acc (points)": with_error(100 * rows["delta_neg_accuracy"]),
+        "Δ Neg-Dist (characters)": with_error(rows["delta_neg_levenshtein"]),
+        "Δ Rand-PPL": with_error(rows["delta_perplexity"], 2),
+        "Δ Rand-PPL (2 ** nats)": with_error(rows["delta_perplexity_base2"], 2),
+        "targets": "5",
+    }
+
+
+def test_the_table_of_single_layers_has_the_largest_ratio_in_points(gpt2_like, benchmark_of):
+    how = {"layers": "each", "ratios": (0.1, 0.2), "multiples": (1, 2)}
+    results = benchmark_of(gpt2_like, **how).run([Noise()])
+    table = del_tables(results, "gpt2-like")["del_single_layer"].loc["noise"]
+    frame = results.single_layers.query("method == 'noise' and ratio == 0.2")
+    for layer, name in ((None, "all layers"), (0, "layer 0"), (1, "layer 1")):
+        of_layer = frame[frame["layer"].isna() if layer is None else frame["layer"] == layer]
+        for multiple, part in of_layer.groupby("multiple"):
+            about = f"{multiple} x budget, "
+            row = table.loc[name].to_dict()
+            assert row[f"{about}neurons"] == f"{part['n_neurons'].mean():.0f}"
+            assert row[f"{about}Self"] == with_error(100 * part["delta_self_accuracy"])
+            assert row[f"{about}Neg"] == with_error(100 * part["delta_neg_accuracy"])
+
+
+def test_the_table_of_memorization_has_percentages_and_means(measured):
+    _, results = measured
+    before = results.before
+    assert results.before_table().loc["gpt2-like"].to_dict() == {
+        "Acc (%)": with_error(100 * before["accuracy"]),
+        "Dist (characters)": with_error(before["levenshtein"], 2),
+        "PPL": f"{before['perplexity'].mean():.2f}",
+        "PPL (2 ** nats)": f"{before['perplexity_base2'].mean():.2f}",
+        "Len (characters)": f"{before['length'].mean():.0f}",
+        "Sequences": "5",
+    }

@@ -125,3 +125,25 @@ def test_random_alone_ends_no_run(gpt2_like: Any, benchmark_of: Any) -> None:
     benchmark = benchmark_of(gpt2_like, n_targets=1)
     with pytest.raises(ValueError, match=r"hold one beside Random .* got \['random'\]. Name one"):
         next(sparing_runs(benchmark, [RandomBaseline()], Steps(), 1))
+
+
+def test_a_method_goes_on_where_the_others_lose_just_as_much_as_they_may(
+    gpt2_like: Any, benchmark_of: Any, monkeypatch: Any
+) -> None:
+    """Seven points, which are a little more in the numbers of a machine."""
+    assert -100 * 0.07 < -7
+    right = DelResults.of
+    n_rounds = 0
+
+    def made_up(steps: Steps) -> Any:
+        results = right(steps)
+        results.frame["delta_neg_accuracy"] = -0.07
+        return results
+
+    monkeypatch.setattr(DelResults, "of", made_up)
+    steps = Steps()
+    benchmark = benchmark_of(gpt2_like, n_targets=1)
+    for of_ratio, left in sparing_runs(benchmark, [Activations()], steps, 7):
+        of_ratio.run(left, steps)
+        n_rounds += 1
+    assert n_rounds == len(counts(gpt2_like.cfg.d_mlp))

@@ -5,6 +5,7 @@ import sys
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -465,3 +466,92 @@ def test_own_minus_others_at_most_is_read_in_the_direction_of_the_change(directi
     shown = results.table(direction, errors=True)["own - others, at most"]["random"]
     best = gaps.min() if direction == "put_back" else gaps.max()
     assert abs(gaps).max() > abs(best) and shown == f"{best:.1f}"
+
+
+def test_each_model_is_trained_with_a_seed_of_its_own(brief, monkeypatch):
+    from tl_localize.evals.rev import benchmark as rev_benchmark
+
+    learn, seeds = rev_benchmark.learn, []
+
+    def spy(*given, seed, **how):
+        seeds.append(seed)
+        return learn(*given, seed=seed, **how)
+
+    monkeypatch.setattr(rev_benchmark, "learn", spy)
+    replace(brief, seed=5).run()
+    assert seeds == [5, 6]
+
+
+def test_of_many_texts_of_the_same_kind_the_direction_of_a_row_counts_less(rev):
+    labelled = rev.label([])
+    assert labelled["activation_contrast_same_kind"].alignment == 0.05
+
+
+@pytest.mark.parametrize(("shares", "n_targets"), [((0.9, 0.89, 0.2), 1), ((0.9, 0.95, 0.9), 3)])
+def test_a_text_is_recited_from_nine_tenths_on(rev, monkeypatch, shares, n_targets):
+    from tl_localize import RevBenchmark
+    from tl_localize.evals.rev import benchmark as rev_benchmark
+
+    before = copy.deepcopy(rev.model)
+    before.blocks[0].mlp.W_out.data[0] += 1e-6
+    found = {id(rev.model): torch.tensor(shares), id(before): torch.tensor([0.1, 0.1, 0.89])}
+    monkeypatch.setattr(rev_benchmark, "accuracy", lambda model, texts: found[id(model)])
+    how = {"before": before, "ratios": (0.5,)}
+    benchmark = RevBenchmark(rev.model, rev.sequences[:3], rev.general_tokens, **how)
+    assert len(benchmark.groups()[0].sequences) == n_targets
+    found[id(before)] = torch.tensor([0.9, 0.1, 0.1])
+    with pytest.raises(ValueError, match="which both recite"):
+        replace(benchmark, ratios=(0.5,))
+
+
+def test_a_folder_refuses_another_earlier_checkpoint(rev, monkeypatch, tmp_path):
+    """Its weights would be taken for those of the first one."""
+    from tl_localize import RevBenchmark
+    from tl_localize.evals.rev import benchmark as rev_benchmark
+    from tl_localize.execution import Store
+
+    def share(model, sequences):
+        return torch.full((len(sequences),), 1.0 if model is rev.model else 0.0)
+
+    monkeypatch.setattr(rev_benchmark, "accuracy", share)
+    checkpoints = []
+    for change in (0.1, 0.2):
+        checkpoints.append(copy.deepcopy(rev.model))
+        checkpoints[-1].blocks[1].mlp.W_out.data += change
+    first, second = (
+        RevBenchmark(rev.model, rev.sequences[:2], rev.general_tokens, before=before, ratios=(0.5,))
+        for before in checkpoints
+    )
+    first.run(store=Store(tmp_path))
+    with pytest.raises(ValueError, match=r"before: .* in the folder"):
+        second.run(store=Store(tmp_path))
+
+
+def test_error_bars_of_rev_are_upright_for_the_sentence_and_level_for_the_others():
+    from tl_localize.evals.rev import rev_figures
+
+    results = made_by_hand()
+    other = results.frame.assign(group="group-01")
+    other["delta_own_accuracy"] *= 1.5
+    results = replace(results, frame=pd.concat([results.frame, other]))
+    panel = rev_figures(results)["rev_curves"].axes[0]
+    (drawn,) = [found for found in panel.containers if found.get_label() == "Random"]
+    level, upright = (bars.get_segments()[-1] for bars in drawn.lines[2])
+    assert np.ptp(level, axis=0) == pytest.approx([0, 0], abs=1e-6)  # the others are the same
+    row = results.summary().query("direction == 'put_back' and method == 'random'").iloc[-1]
+    assert np.ptp(upright, axis=0) == pytest.approx([0, 2 * row["own_error"]])
+    assert row["own_error"] > 1
+
+
+def test_a_folder_of_rev_refuses_what_changes_its_numbers(brief, tmp_path):
+    from tl_localize.execution import Store
+
+    once = replace(brief, n_groups=1)
+    once.run(store=Store(tmp_path))
+    for name, changes in (
+        ("recipe", {"recipe": replace(brief.recipe, max_steps=6)}),
+        ("general_text", {"general_tokens": brief.general_tokens.flip(0)}),
+        ("seed: 0 in the folder, 3", {"seed": 3}),
+    ):
+        with pytest.raises(ValueError, match=f"{name}.* now"):
+            replace(once, **changes).run(store=Store(tmp_path))
