@@ -38,9 +38,7 @@ def measure(model, model_name, sentences, distractors, steps):
     inj = InjBenchmark(model, sentences, ratio=ratio, distractors=distractors)
     frame = inj.run(methods, steps).frame
     used = frame[frame["method"].isin(shares) & (frame["multiple"] == 1) & frame["converged"]]
-    order = {sentence.id: i for i, sentence in enumerate(sentences)}
     used = used.assign(share=used["method"].map(shares), distractors=distractors)
-    used["group"] = used["sequence_id"].map(order) // (distractors + 1)
     return used.reindex(columns=COLUMNS)
 
 

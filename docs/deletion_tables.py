@@ -219,11 +219,10 @@ def layers_of_shipped(model: str) -> str:
 
 
 def single_layers_table(frame: pd.DataFrame) -> str:
-    """Text / others in points, by as many neurons in all layers or in one of them, or by a multiple
-    of them in one.
+    """Text / others in points, by neurons of all layers, or of one of them: as many, but that a
+    share of each layer is rounded down and that of one layer is not, or a multiple.
     """
     compared = layers_against_all(frame).sort_values(["ratio", "multiple", "all"])
-    with_multiple = frame["multiple"].max() > 1
 
     def pair(rows: pd.DataFrame) -> str:
         return " / ".join(mean_with_interval(100 * rows[column]) for column in LOSSES)
@@ -238,8 +237,9 @@ def single_layers_table(frame: pd.DataFrame) -> str:
         cells += [f"{pair(in_one[in_one['layer'] == best])} (layer {best})"]
         ahead = f"{line['layers_ahead']} of {line['n_layers']}"
         share = f"{100 * line['ratio']:g} %"
-        if with_multiple:
-            share += f", {line['multiple']} times as many in one"
+        if "n_neurons" in frame:
+            n_all = part[part["layer"].isna()]["n_neurons"].max()
+            share += f": {n_all} neurons, or {in_one['n_neurons'].max()} of one layer"
         rows.append([share, f"{TITLES[line['method']]} ({line['n']})", *cells, ahead])
         rows[-1].append(power(line["p_value"]))
     of_one = ("layer 0", "mean of the others", "the best of them")

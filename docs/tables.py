@@ -188,7 +188,9 @@ def front_table() -> str:
         best = max(known, key=lambda name: leading(known[name]))
         named = {ours: cell(ours), best: known[best], control: cell(control)}
         rows.append([test, *(f"{text} ({plain(name)})" for name, text in named.items())])
-    return markdown(["test, and model", "ours", "the best of the paper's", "control"], rows)
+    return markdown(
+        ["test, and model", "ours", "the best of the paper's but Zero-Out", "control"], rows
+    )
 
 
 def leading(cell: str) -> float:
@@ -330,7 +332,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "paper-rev-smollm2": lambda: paper_tables.rev_table(
         SMOLLM2, REV_OF_PAPER_TEXTS, SHARES_OF_PAPER_TEXTS
     ),
-    "paper-categories-smollm2": lambda: paper_tables.categories_table(SMOLLM2, BY_CATEGORY),
+    "paper-categories-smollm2": lambda: paper_tables.categories_table(
+        SMOLLM2, (*BY_CATEGORY, "zero_out")
+    ),
     "paper-distractors-smollm2": lambda: recall_multiples(SMOLLM2_GROUPS, IN_GROUPS),
     "paper-seeds-smollm2": lambda: paper_tables.seeds_table(SMOLLM2, IN_OTHER_ROWS),
     "paper-across-smollm2": lambda: paper_tables.across_layers_table(SMOLLM2, SENTENCES),

@@ -130,7 +130,7 @@ class DelResults(Measured):
         The curve is linear between the ratios. Where its first ratio costs more than the price, the
         cell says how much: nothing was measured below it. ``-`` means that the curve ends before
         this price; ``the curve ends at`` says where. Errors are bootstrap errors over targets. A
-        number has no error if the curve, without one of its targets, ends before the price.
+        number has no error where one resample in forty ends before the price, or begins beyond it.
 
         Returns:
             Text, one row per method.
