@@ -114,12 +114,19 @@ def test_sets_of_the_whole_model(real: RealModel, deletion: Any) -> None:
 
 
 def test_single_layers(real: RealModel, deletion: Any) -> None:
-    """The smaller share in one layer, and five times as much, against all layers."""
+    """The smaller share in one layer, and five times as much, against all layers: the share that a
+    whole number of neurons is, so that one layer gets as many as all.
+    """
+    from tl_localize.model.neurons import NeuronView
+    from tl_localize.scores import rounded_down
+
     plan = real.plan
-    how: Any = {"ratios": plan.shares[:1], "layers": "each", "n_targets": plan.n_single_layers}
+    n_neurons = NeuronView(real.model).n_neurons
+    share = max(1, rounded_down(plan.shares[0], n_neurons)) / n_neurons
+    how: Any = {"ratios": (share,), "layers": "each", "n_targets": plan.n_single_layers}
     benchmark = deletion(plan.n_few_rows, **how)
     for method in real.del_methods(SINGLE_LAYERS):
-        results = real.run(benchmark, [method], real.del_store("single-layers"))
+        results = real.run(benchmark, [method], real.del_store("one-layer"))
         real.publish(single_layers=results.single_layers)
 
 
