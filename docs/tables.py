@@ -318,6 +318,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "paper-recited-gemma": lambda: paper_tables.recited_table(GEMMA),
     "paper-before-gemma": lambda: paper_tables.before_table(GEMMA),
     "paper-texts-gemma": lambda: paper_tables.texts_table(GEMMA, PAPER_TEXTS),
+    "paper-sentences-gemma": lambda: paper_tables.sentences_table(GEMMA, SENTENCES),
+    "paper-across-gemma": lambda: paper_tables.across_layers_table(GEMMA, SENTENCES),
     "paper-before-smollm2": lambda: paper_tables.before_table(SMOLLM2),
     "paper-texts-smollm2": lambda: paper_tables.texts_table(SMOLLM2, PAPER_TEXTS),
     "paper-counts-smollm2": lambda: prices_of(
