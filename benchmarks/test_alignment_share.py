@@ -75,4 +75,4 @@ def test_smoke_of_the_beginnings_of_two_sentences(model, model_name):
 
     short = [replace(text, tokens=text.tokens[:16]) for text in inj_sequences(model)[:2]]
     rows = measure(model, model_name, short, 1, Steps())
-    assert set(rows["share"]) <= {*SHARES, "none"} and rows["group"].eq(0).all()
+    assert set(rows["share"]) <= {*SHARES, "none"} and rows["group"].eq("group-00").all()
