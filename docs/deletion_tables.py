@@ -239,7 +239,7 @@ def single_layers_table(frame: pd.DataFrame) -> str:
         share = f"{100 * line['ratio']:g} %"
         if "n_neurons" in frame:
             n_all = part[part["layer"].isna()]["n_neurons"].max()
-            share += f": {n_all} neurons, or {in_one['n_neurons'].max()} of one layer"
+            share = f"{n_all} neurons, or {in_one['n_neurons'].max()} of one layer"
         rows.append([share, f"{TITLES[line['method']]} ({line['n']})", *cells, ahead])
         rows[-1].append(power(line["p_value"]))
     of_one = ("layer 0", "mean of the others", "the best of them")
