@@ -16,6 +16,7 @@ import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
 from dataclasses import dataclass
+from functools import cache
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -113,20 +114,24 @@ def _installed() -> Iterator[KnownText]:
             yield KnownText(f"python-doc-{name}", "python documentation", "prose", text)
 
 
-def _licences() -> Iterator[KnownText]:
-    """Paragraphs of the licences of Python and of the packages beside it."""
+@cache
+def _licences() -> list[KnownText]:
+    """Paragraphs of the licences of Python and of the packages beside it, whose folders take a
+    while to go through.
+    """
     paths = [Path(sysconfig.get_paths()["stdlib"]) / "LICENSE.txt"]
     for name in ("LICEN*", "COPYING*"):
         paths += Path(sysconfig.get_paths()["purelib"]).glob(f"*.dist-info/**/{name}")
-    found: dict[str, str] = {}
+    found: dict[str, KnownText] = {}
     for path in sorted(filter(Path.is_file, paths), key=str):
         text = path.read_text(encoding="utf-8", errors="replace")
         for name, start in LICENCES.items():
             if name not in found and start in text:
-                found[name] = text[text.index(start) :]
-                yield KnownText(f"licence-{name}", "licences", "prose", found[name])
+                paragraphs = text[text.index(start) :]
+                found[name] = KnownText(f"licence-{name}", "licences", "prose", paragraphs)
         if len(found) == len(LICENCES):
-            return
+            break
+    return list(found.values())
 
 
 @dataclass(frozen=True, eq=False)

@@ -170,8 +170,8 @@ def test_del_measures_the_model_with_the_hooks_it_has(gpt2_like, benchmark_of):
 
 
 def test_single_layers_get_the_budget_of_all_layers(neox_like, benchmark_of):
-    benchmark = replace(benchmark_of(neox_like), ratios=(RATIO,))
-    with pytest.raises(ValueError, match=r"count must select 1 to 56 neurons, got 110"):
+    benchmark = benchmark_of(neox_like, ratios=(0.26,))
+    with pytest.raises(ValueError, match=r"count must select 1 to 56 neurons, got 140"):
         replace(benchmark, layers="each")
     study = replace(benchmark, layers="each", multiples=(1, 2)).run([Noise()])
     assert not len(study.frame)
@@ -181,11 +181,12 @@ def test_single_layers_get_the_budget_of_all_layers(neox_like, benchmark_of):
     pd.testing.assert_frame_equal(
         everywhere.reset_index(drop=True), expected.reset_index(drop=True), rtol=1e-4
     )
-    assert (everywhere["n_neurons"] == 2 * 11).all()  # int(0.2 * 56) of each of two layers
-    assert (frame[frame["multiple"] == 2]["n_neurons"] == 2 * 22).all()  # int(0.2 * 56 * 2), twice
+    assert (everywhere["n_neurons"] == 2 * 14).all()  # int(0.26 * 56) of each of two layers
+    assert (frame[frame["multiple"] == 1]["n_neurons"] == 28).all()  # and not int(0.26 * 112)
+    assert (frame[frame["multiple"] == 2]["n_neurons"] == 2 * 28).all()
     target = benchmark.test_sequences[3]
     mask = torch.zeros(3, 56, dtype=torch.bool)
-    mask[2, Noise()(neox_like, target).values[2].topk(22).indices] = True
+    mask[2, Noise()(neox_like, target).values[2].topk(28).indices] = True
     row = frame.query("sequence_id == @target.id and layer == 2 and multiple == 1").iloc[0]
     expected = naive(benchmark, 3, NeuronSet(mask))
     assert dict(row[[*expected]]) == pytest.approx(expected, abs=TOLERANCE, rel=1e-4)

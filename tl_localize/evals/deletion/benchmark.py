@@ -32,7 +32,7 @@ from tl_localize.methods.masks import check_first_layer
 from tl_localize.metrics import Decode, check_text
 from tl_localize.model.environment import about_model, environment
 from tl_localize.model.neurons import LanguageModel, NeuronView
-from tl_localize.scores import NeuronScores, NeuronSet, rounded_down
+from tl_localize.scores import NeuronScores, NeuronSet
 from tl_localize.sequences import (
     MemorizedSequence,
     check_different,
@@ -77,10 +77,10 @@ class DelBenchmark(Benchmark[DelResults]):
             distances in tokens.
         units: What is scored and ablated; the methods must be of the same. With
             ``AttentionHeads()`` a ratio is a share of a layer's heads.
-        layers: ``"all"``, or ``"each"``: single layers against all layers, at equal budget. In each
-            single layer the top N = ratio x d_mlp x (L - first_layer) neurons are ablated (rounded
-            down), and ``multiple`` x N; beside them stands the usual share of every layer, where
-            ``layer`` is missing. The rows are ``results.single_layers``. A folder may hold both.
+        layers: ``"all"``, or ``"each"``: single layers against all layers, at equal budget. The
+            usual share of every layer stands where ``layer`` is missing; beside it as many neurons,
+            the top ones, are ablated in each single layer, and ``multiple`` times as many. The rows
+            are ``results.single_layers``. A folder may hold both.
         multiples: Of the budget of a single layer.
         per: What a ratio is a share of: each layer, as in the paper, or with ``"model"`` all layers
             from ``first_layer`` on together, of which the best neurons are ablated wherever they
@@ -300,11 +300,9 @@ class DelBenchmark(Benchmark[DelResults]):
         if self.layers == "all":
             return [({}, everywhere)]
         sets: Sets = [({"layer": None, "multiple": 1}, everywhere)]
-        n_layers, n = scores.values.shape
-        budget = rounded_down(ratio, n * (n_layers - self.first_layer))
-        for layer in range(n_layers):
+        for layer in range(len(scores.values)):
             for multiple in self.multiples:
-                best = scores.top_k(count=multiple * budget).mask
+                best = scores.top_k(count=multiple * len(everywhere)).mask
                 mask = torch.zeros_like(best)
                 mask[layer] = best[layer]
                 about = {"layer": layer, "multiple": multiple}
