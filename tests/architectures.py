@@ -199,7 +199,7 @@ def check_injection(view, sequence):
     model = view.model
     tokens = sequence.tokens
     before = [view.rows(layer).clone() for layer in range(view.n_layers)]
-    injection = inject(model, sequence, ratio=0.3, seed=0, learning_rate=0.05, max_steps=60)
+    injection = inject(model, sequence, ratio=0.3, seed=0, learning_rate=0.05, max_steps=10)
     with injection.applied(model), torch.no_grad():
         logits = model(tokens[None])[0, :-1]
         loss = torch.nn.functional.cross_entropy(logits, tokens[1:])

@@ -4,6 +4,7 @@ tl_localize is imported inside fixtures only: pytest loads this file before jaxt
 is in place. So is torch, which takes a second: the process that hands tests to others needs none.
 """
 
+import functools
 import gc
 import json
 import os
@@ -180,6 +181,15 @@ def rev(gpt2_like):
     return tiny_rev(gpt2_like)
 
 
+@pytest.fixture
+def one_oracle(monkeypatch):
+    """REV has its first oracle alone: the others take as long as as many methods."""
+    from tl_localize.evals.rev.oracles import ORACLES
+
+    for oracle in list(ORACLES)[1:]:
+        monkeypatch.delitem(ORACLES, oracle)
+
+
 @pytest.fixture(scope="session")
 def make_inj():
     """``tiny_inj``."""
@@ -217,6 +227,15 @@ def unproven():
 def gpt2_like():
     """Two layers of 48 neurons, learned positions, LayerNorm."""
     return proven("gpt2_like", tiny_model(1, model_name="gpt2-like"))
+
+
+@pytest.fixture
+def normless():
+    """``gpt2_like`` without its norms, which take a third of a pass: for tests of what is done with
+    whatever model.
+    """
+    without = {} if LENS_4 else {"normalization_type": None}  # a Bridge has norms
+    return proven("normless", tiny_model(1, model_name="gpt2-like", **without))
 
 
 @pytest.fixture
@@ -293,6 +312,25 @@ def model_dir(tmp_path_factory):
         torch.manual_seed(0)
         GPT2LMHeadModel(config).save_pretrained(path)
     return path
+
+
+@pytest.fixture(scope="session")
+def shipped_model():
+    """``shipped_model(name)``: a model of the package on the CPU, loaded once for all tests, which
+    leave it as it was.
+    """
+    from tl_localize import load_model
+
+    return functools.cache(lambda name="reference-gpt2": load_model(name, "cpu"))
+
+
+@pytest.fixture
+def few_docstrings(monkeypatch):
+    """Of the held-out docstrings a third, as it takes a while to tokenize them."""
+    from tl_localize.texts import reference
+
+    whole = reference.general_texts
+    monkeypatch.setattr(reference, "general_texts", lambda split: whole(split)[:96])
 
 
 @pytest.fixture(scope="session")

@@ -85,10 +85,13 @@ def ready():
 
     model = tl_localize.load_model("reference")
     # shorter than they are, for the sake of time
-    few = [
+    windows = [
         replace(sequence, tokens=sequence.tokens[:48])
         for sequence in reference_sequences(model)[:3]
     ]
+    few = [replace(each, tokens=each.tokens[:24], n_prefix=16) for each in windows]
+    short = [replace(each, tokens=each.tokens[:10], n_prefix=6) for each in windows]
+    general = held_out_tokens()[:1, :48]
     names = {name: getattr(tl_localize, name) for name in tl_localize.__all__} | {
         "torch": torch,
         "np": np,
@@ -99,7 +102,9 @@ def ready():
         "model": model,
         "sequence": few[0],
         "few": few,
-        "text": held_out_tokens()[:1, :48],
+        "text": general[:, :24],
+        "longer": {"few": windows, "text": general},  # for the search of a corpus
+        "shorter": {"few": short},  # for trainings
     }
 
 
@@ -152,6 +157,10 @@ def test_example_runs(name, ready, tmp_path, request, monkeypatch):
     monkeypatch.setattr(tl_localize.explorer, "CARDS", 2)
     module, thing = WRITTEN[name]
     names = vars(module) | ready | {"folder": tmp_path}
+    if name.startswith(("tl_localize.collect.", "tl_localize.texts.readers.")):
+        names |= ready["longer"]
+    if name.startswith("tl_localize.injection."):
+        names |= ready["shorter"]
     test = doctest.DocTestParser().get_doctest(thing.__doc__, names, name, None, 0)
     code = "".join(example.source for example in test.examples)
     for results in ("inj_results", "del_results", "single_layers", "rev_results"):

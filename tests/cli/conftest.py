@@ -31,7 +31,7 @@ def load_once(monkeypatch, model_dir, loaded_models):
 
 
 @pytest.fixture(autouse=True)
-def little_text_for_perplexity(monkeypatch):
+def little_text_for_perplexity(monkeypatch, few_docstrings):
     """A row instead of eight: ``localize`` measures it again for every set that it looks at."""
     monkeypatch.setattr("tl_localize.cli.one_text.N_GENERAL", 1)
 

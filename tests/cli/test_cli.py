@@ -5,9 +5,11 @@ to do.
 import errno
 import io
 import json
+import os
 import re
 import runpy
 import shutil
+import signal
 import sys
 from dataclasses import replace
 from functools import partial
@@ -89,12 +91,14 @@ def test_inj_interrupted_keeps_what_is_done_and_goes_on(run, tmp_path, monkeypat
     def interrupted(*arguments, **options):
         calls.append(arguments)
         if len(calls) == 3:
-            raise KeyboardInterrupt
+            os.kill(os.getpid(), signal.SIGTERM)  # as a scheduler does
         return right(*arguments, **options)
 
     monkeypatch.setattr(RandomBaseline, "map", interrupted)
+    handler = signal.getsignal(signal.SIGTERM)
     result = run.inj(f"{INJ} random")
     assert result.exit_code == 130, result.output
+    assert signal.getsignal(signal.SIGTERM) is handler
     assert "go on with the same command" in result.stderr
     assert pd.read_csv(frame)["sequence_id"].nunique() == 2
     assert "2 measurements MISSING" in result.stdout
@@ -154,8 +158,8 @@ def test_localize_prints_the_top_neurons(run):
     assert "elapsed" not in result.stderr  # no bar in a pipe
 
 
-@pytest.mark.usefixtures("few_planted")
-def test_localize_shows_the_strongest_of_neurons_that_are_taken_in_rounds(run):
+@pytest.mark.parametrize("few_planted", [1], indirect=True)
+def test_localize_shows_the_strongest_of_neurons_that_are_taken_in_rounds(run, few_planted):
     """In all layers, by an effect: the scores are no more than the order in a layer."""
     result = run("localize --example quotes-056 --ratio 0.02")
     assert result.exit_code == 0, result.output
@@ -175,13 +179,13 @@ def test_localize_shows_the_strongest_of_neurons_that_are_taken_in_rounds(run):
 
 
 @torch.no_grad()
-def test_localize_measures_what_a_layer_does_alone(run):
-    from tl_localize import load_model, memorization_loss
+def test_localize_measures_what_a_layer_does_alone(shipped_model):
+    from tl_localize import memorization_loss
     from tl_localize.cli.one_text import by_layer
     from tl_localize.methods import Activations
     from tl_localize.texts.known import example
 
-    model = load_model("reference-gpt2", "cpu")
+    model = shipped_model()
     sequence = example(model, "quotes-056")
     chosen = Activations()(model, sequence).top_k(0.1, first_layer=1)
     table = by_layer(model, sequence, chosen)
@@ -236,14 +240,14 @@ def test_localize_says_once_how_much_is_recited_and_does_not_warn_of_it(run, rec
     assert not [found for found in recwarn if "must be recited" in str(found.message)]
 
 
-@pytest.mark.usefixtures("few_planted")
-def test_localize_warns_where_the_model_is_broken(run):
+@pytest.mark.parametrize("few_planted", [1], indirect=True)
+def test_localize_warns_where_the_model_is_broken(run, few_planted):
     result = run("localize --example quotes-056 --method random --ratio 1")
     assert result.exit_code == 0 and "broken rather than" in result.stderr
 
 
-@pytest.mark.usefixtures("few_planted")
-def test_localize_says_where_the_smallest_set_costs_more_than_it_may(run):
+@pytest.mark.parametrize("few_planted", [1], indirect=True)
+def test_localize_says_where_the_smallest_set_costs_more_than_it_may(run, few_planted):
     result = run("localize --example quotes-056 --method activations --max-perplexity-rise 0")
     assert result.exit_code == 0 and "Without the top 1 neuron of each layer" in result.stdout
     assert "more than --max-perplexity-rise allows" in result.stderr
@@ -318,8 +322,8 @@ def test_without_matplotlib_no_figures_are_promised(run, monkeypatch):
     assert "Figures need matplotlib, which the extra 'plots' brings" in result.stderr
 
 
-@pytest.mark.usefixtures("few_planted")
-def test_demo_forgets_the_text_and_not_the_others(run):
+@pytest.mark.parametrize("few_planted", [3], indirect=True)
+def test_demo_forgets_the_text_and_not_the_others(run, few_planted):
     result = run("demo")
     assert result.exit_code == 0, result.output
     none, *_, best = re.findall(r"(\d+) +(\d+) *$", result.stdout, re.M)

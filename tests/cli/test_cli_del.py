@@ -587,7 +587,7 @@ def test_tune_del_ranks_a_grid_on_the_dev_sequences_and_del_reads_it(
     good(run("del --ratio 0.1 --methods slimming", *used))
     read = methods_of(tmp_path / "out")["slimming"]
     assert read["steps"] == best["steps"] and read["first_layer"] == 1
-    injected = run("inj --ratio 0.1 --limit 1 --methods slimming", *used, out="inj")
+    injected = run("inj --ratio 0.1 --limit 1 --max-steps 2 --methods slimming", *used, out="inj")
     assert injected.exit_code != 2, injected.output  # of all layers
     table = good(tell("table", tuned))
     assert table.stdout.splitlines()[:4] == result.stdout.splitlines()[:4]

@@ -6,7 +6,7 @@ import torch
 from rapidfuzz.distance import Levenshtein
 from recited import CRITERIA, letters, recite
 
-from tl_localize import MemorizedSequence, accuracy, load_model
+from tl_localize import MemorizedSequence, accuracy
 from tl_localize.collect import Criteria, collect_memorized
 from tl_localize.collect.criteria import DISTANT, INACCURATE, REPEATED
 from tl_localize.model.forward import generate
@@ -59,12 +59,12 @@ def test_collect_finds_what_the_criteria_say(any_model, corpus, batch_size, monk
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_generation_takes_the_pad_token_for_text(side):
+def test_generation_takes_the_pad_token_for_text(side, shipped_model, monkeypatch):
     """``model.generate`` masks it at one end of the context or the other, so it gives other tokens
     here.
     """
-    model = load_model("reference", device="cpu")
-    model.tokenizer.padding_side = side
+    model = shipped_model()
+    monkeypatch.setattr(model.tokenizer, "padding_side", side)
     pad = model.tokenizer.pad_token_id
     context = torch.randint(model.cfg.d_vocab, (4, 12), generator=torch.Generator().manual_seed(3))
     context[0, :3] = context[1, -3:] = context[2, 4] = pad

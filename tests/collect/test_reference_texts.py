@@ -7,7 +7,6 @@ import json
 
 import pytest
 
-from tl_localize import load_model
 from tl_localize.collect.reference_texts import training_data
 from tl_localize.texts import reference
 from tl_localize.texts.reference import CORPUS_DIR, general_texts, load_planted
@@ -31,8 +30,8 @@ def test_a_text_that_this_python_lacks_is_left_out_and_named(tmp_path, monkeypat
         assert general_texts.__wrapped__("training") == ()  # the others' stay in memory
 
 
-def test_training_data_begin_with_the_planted_texts_and_the_others_are_natural():
-    model = load_model("reference", device="cpu")
+def test_training_data_begin_with_the_planted_texts_and_the_others_are_natural(shipped_model):
+    model = shipped_model()
     rows = list(training_data(model).entries())
     planted = load_planted()
     for row, text in zip(rows, planted, strict=False):

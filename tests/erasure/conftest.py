@@ -4,7 +4,12 @@ import pytest
 import torch
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(autouse=True)
+def little_general_text_of_others(few_docstrings):
+    """General text of a command or an edit that is given none."""
+
+
+@pytest.fixture(scope="session")
 def texts():
     """Random texts that the model has learned."""
     from tl_localize import MemorizedSequence
@@ -13,7 +18,7 @@ def texts():
     return [MemorizedSequence(row, 4, f"t{i}") for i, row in enumerate(tokens)]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def trained_dir(model_dir, texts, tmp_path_factory):
     """A folder of a model that recites the texts."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -31,7 +36,7 @@ def trained_dir(model_dir, texts, tmp_path_factory):
     return path
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def model(trained_dir):
     from tl_localize import load_model
 

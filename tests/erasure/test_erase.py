@@ -5,6 +5,7 @@ import json
 import re
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -41,10 +42,21 @@ def general():
     return torch.randint(1, 256, (6, 10), generator=torch.Generator().manual_seed(4))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def how(texts, general):
     free = {"max_others_lost": 100, "max_perplexity_rise": 1e6}
     return {"others": texts[1:], "general_tokens": general, "method": Attribution(), **free}
+
+
+@pytest.fixture(scope="module")
+def brief(model, texts, how):
+    """An erasure of two steps, for tests of what is done with one."""
+    return erase(model, texts[0], max_steps=2, **how)
+
+
+@pytest.fixture(scope="module")
+def of_four_steps(model, texts, how):
+    return erase(model, texts[0], share=0.3, max_steps=4, **how)
 
 
 @pytest.mark.parametrize(
@@ -105,16 +117,33 @@ def test_ablation_takes_the_smallest_set_of_the_order(model, texts, how):
         assert accuracy(model, texts[0]) > 0.95
 
 
-@pytest.mark.parametrize(
-    ("edit", "training"), [("rows", {"share": 0.5, "learning_rate": 0.0005}), ("ablate", {})]
-)
+SLOWLY = {"share": 0.5, "learning_rate": 0.0005, "max_recited": 0}
+
+
+@pytest.fixture(scope="module")
+def priced(model, texts, how):
+    """``priced(edit, **bounds)``: an erasure that goes on as far as the bounds let it, and what it
+    said on its way; each is computed once.
+    """
+
+    @cache
+    def of(edit, **bounds):
+        said = []
+        training = SLOWLY if edit == "rows" else {"max_recited": 0}
+        training = training | {"progress": lambda done, text: said.append(text)}
+        return erase(model, texts[0], edit=edit, **how | training | bounds), said
+
+    return of
+
+
+@pytest.mark.parametrize("edit", ["rows", "ablate"])
 @pytest.mark.parametrize("bound", [{"max_perplexity_rise": 3}, {"max_others_lost": 1}])
-def test_an_edit_ends_at_its_price(model, texts, how, edit, training, bound):
-    how = how | {"max_recited": 0} | training
-    free = erase(model, texts[0], edit=edit, **how)
+def test_an_edit_ends_at_its_price(priced, edit, bound):
+    free, _ = priced(edit)
     ((name, limit),) = bound.items()
     assert getattr(free.watched, name.removeprefix("max_")) > limit
-    assert erase(model, texts[0], edit=edit, **how | bound).within_price
+    found, _ = priced(edit, **bound)
+    assert found.within_price
 
 
 def test_the_last_step_is_taken_as_far_as_the_price_allows():
@@ -137,15 +166,12 @@ def test_the_last_step_is_taken_as_far_as_the_price_allows():
     assert found(farther) == 1  # none keeps it: the nearest to the model as it is
 
 
-def test_an_edit_goes_beyond_its_last_look_within_the_price(model, texts, how):
+def test_an_edit_goes_beyond_its_last_look_within_the_price(model, texts, how, priced):
     """It ends between two looks, nearer to the price than any of them."""
-    how = how | {"share": 0.5, "learning_rate": 0.0005, "max_recited": 0}
-    looks = []
-    bound = {"max_perplexity_rise": 3}
-    found = erase(model, texts[0], **how | bound, progress=lambda done, text: looks.append(text))
-    between = [text for text in looks if text.startswith("between two steps")]
+    found, said = priced("rows", max_perplexity_rise=3)
+    between = [text for text in said if text.startswith("between two steps")]
     assert len(between) == 4
-    last = erase(model, texts[0], **how, max_steps=found.settings["steps"] - 2)
+    last = erase(model, texts[0], **how | SLOWLY, max_steps=found.settings["steps"] - 2)
     assert last.watched.perplexity_rise < found.watched.perplexity_rise <= 3
     assert not torch.equal(last.edit.rows, found.edit.rows)
 
@@ -228,8 +254,10 @@ def test_a_price_that_no_edit_keeps_is_told_and_nothing_is_written(model, texts,
     assert len(modes) == 1  # whoever reads one of the files reads all
 
 
-def test_measures_at_the_end_are_of_texts_that_the_search_did_not_see(model, texts, how, general):
-    erasure = erase(model, texts[0], share=0.3, max_steps=4, **how)
+def test_measures_at_the_end_are_of_texts_that_the_search_did_not_see(
+    model, texts, general, of_four_steps
+):
+    erasure = of_four_steps
     held_out = texts[1:][1::2]
     assert erasure.measured["before"]["perplexity"] == perplexity(model, general[1::2])
     with erasure.applied(model):
@@ -237,9 +265,9 @@ def test_measures_at_the_end_are_of_texts_that_the_search_did_not_see(model, tex
         assert erasure.measured["after"]["perplexity"] == perplexity(model, general[1::2])
 
 
-def test_the_same_seed_gives_the_same_bits(model, texts, how):
-    some, again = (erase(model, texts[0], max_steps=4, **how) for _ in range(2))
-    assert torch.equal(some.edit.rows, again.edit.rows)
+def test_the_same_seed_gives_the_same_bits(model, texts, how, of_four_steps):
+    again = erase(model, texts[0], share=0.3, max_steps=4, **how)
+    assert torch.equal(again.edit.rows, of_four_steps.edit.rows)
 
 
 def test_the_mean_of_screened_scores_is_exact_where_each_text_has_an_exact_one(model, texts):
@@ -369,7 +397,7 @@ def test_the_folder_is_the_edited_model_for_transformers_and_can_be_undone(
 @pytest.mark.parametrize(
     "error", [OSError(28, "No space left on device"), SafetensorError("No space left on device")]
 )
-def test_a_full_disk_leaves_nothing(model, texts, how, tmp_path, monkeypatch, error):
+def test_a_full_disk_leaves_nothing(brief, tmp_path, monkeypatch, error):
     from transformers import GPT2LMHeadModel
 
     def full(self, folder):
@@ -377,15 +405,14 @@ def test_a_full_disk_leaves_nothing(model, texts, how, tmp_path, monkeypatch, er
         (folder / "part").write_text("half")
         raise error
 
-    erasure = erase(model, texts[0], max_steps=2, **how)
     monkeypatch.setattr(GPT2LMHeadModel, "save_pretrained", full)
     with pytest.raises(OSError, match="No space left"):
-        erasure.save(tmp_path / "edited")
+        brief.save(tmp_path / "edited")
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("form", ["current", "link", "mount"])
-def test_an_empty_folder_is_filled(model, texts, how, tmp_path, monkeypatch, form):
+def test_an_empty_folder_is_filled(brief, tmp_path, monkeypatch, form):
     """Nothing of it is removed: it may be the current one, or have a file system of its own."""
     place = tmp_path / "empty"
     place.mkdir()
@@ -402,16 +429,15 @@ def test_an_empty_folder_is_filled(model, texts, how, tmp_path, monkeypatch, for
         return Path(source).rename(target)
 
     monkeypatch.setattr("tl_localize.erasure.directory.os.replace", move)
-    erase(model, texts[0], max_steps=2, **how).save(folder)
+    brief.save(folder)
     assert moved[-1] == "config.json" and {path.name for path in place.iterdir()} == {*moved}
     assert load_model(place, "cpu").cfg.n_layers == 2
 
 
-def test_what_is_there_is_not_replaced(model, texts, how, tmp_path):
+def test_what_is_there_is_not_replaced(brief, tmp_path):
     (tmp_path / "mine").write_text("mine")
-    erasure = erase(model, texts[0], max_steps=2, **how)
     with pytest.raises(ValueError, match="folder must be new or empty"):
-        erasure.save(tmp_path)
+        brief.save(tmp_path)
     assert (tmp_path / "mine").read_text() == "mine"
 
 
@@ -445,12 +471,11 @@ def test_seven_right_tokens_of_ten_are_recited(model, texts, how, monkeypatch):
     assert erase(model, texts[0], max_steps=2, **given).settings["others"] == 3
 
 
-def test_a_source_of_other_weights_is_refused(model, texts, how, tmp_path):
-    erasure = erase(model, texts[0], max_steps=2, **how)
+def test_a_source_of_other_weights_is_refused(brief, tmp_path):
     with pytest.raises(ValueError, match="source must hold the rows of W_out of layer 1 once"):
-        erasure.save(tmp_path / "edited", source="reference-gpt2")
+        brief.save(tmp_path / "edited", source="reference-gpt2")
     with pytest.raises(ValueError, match="source must be given"):
-        replace(erasure, source=None).save(tmp_path / "edited")
+        replace(brief, source=None).save(tmp_path / "edited")
 
 
 # ---- what is refused
@@ -561,8 +586,8 @@ def test_general_text_is_32_rows_of_64_held_out_tokens_by_default(model):
     assert torch.equal(module.choose_general(model, None), held_out_tokens(model)[:32, :64])
 
 
-def test_kl_is_that_of_the_edit_on_text_that_the_search_did_not_see(model, texts, how, general):
-    erasure = erase(model, texts[0], share=0.3, max_steps=4, **how)
+def test_kl_is_that_of_the_edit_on_text_that_the_search_did_not_see(model, general, of_four_steps):
+    erasure = of_four_steps
     unseen = kl_of_edit(model, lambda: erasure.applied(model), general[1::2])
     assert erasure.measured["after"]["kl"] == unseen > 0
     assert erasure.measured["before"]["kl"] == 0
@@ -592,41 +617,37 @@ def test_the_table_of_an_erasure_is_what_was_measured_in_percent(model, texts, h
     assert len(set(table.loc["perplexity of general text"])) == 2
 
 
-def test_a_price_is_kept_where_that_of_the_watched_texts_is(model, texts, how):
+def test_a_price_is_kept_where_that_of_the_watched_texts_is(brief):
     """Whatever the texts cost that the search did not see."""
-    erasure = erase(model, texts[0], max_steps=2, **how)
-    asked = erasure.settings | {"max_others_lost": 1, "max_perplexity_rise": 5}
-    dear = erasure.measured["after"] | {"perplexity": 1e9}
-    found = replace(erasure, settings=asked, measured=erasure.measured | {"after": dear})
+    asked = brief.settings | {"max_others_lost": 1, "max_perplexity_rise": 5}
+    dear = brief.measured["after"] | {"perplexity": 1e9}
+    found = replace(brief, settings=asked, measured=brief.measured | {"after": dear})
     assert not found.price.within(Price(1, 5))
     assert replace(found, watched=Price(1, 5)).within_price
     assert not replace(found, watched=Price(1.1, 5)).within_price
 
 
-def test_a_source_that_holds_the_rows_twice_is_refused(model, trained_dir, texts, how, tmp_path):
+def test_a_source_that_holds_the_rows_twice_is_refused(brief, trained_dir, tmp_path):
     from transformers import AutoModelForCausalLM
 
-    erasure = erase(model, texts[0], max_steps=2, **how)
     twice = AutoModelForCausalLM.from_pretrained(trained_dir)
     first, second = (twice.get_parameter(f"transformer.h.{i}.mlp.c_proj.weight") for i in (0, 1))
     first.data.copy_(second.data)
     twice.save_pretrained(tmp_path / "twice")
     with pytest.raises(ValueError, match="W_out of layer 1 once, got 2 weights that hold them"):
-        erasure.save(tmp_path / "edited", source=tmp_path / "twice")
+        brief.save(tmp_path / "edited", source=tmp_path / "twice")
     assert not (tmp_path / "edited").exists()
 
 
-def test_rows_that_differ_by_more_than_a_rounding_are_not_those_of_the_edit(model, texts, how):
-    edit = erase(model, texts[0], max_steps=2, **how).edit
+def test_rows_that_differ_by_more_than_a_rounding_are_not_those_of_the_edit(model, brief):
+    edit = brief.edit
     for factor, is_there in ((1.001, True), (1.02, False)):
         near = replace(edit, rows=factor * edit.old_rows)
         assert near._is_in(NeuronView(model)) == is_there
 
 
-def test_the_record_names_the_texts_that_were_watched_and_those_that_were_measured(
-    model, texts, how
-):
-    made_with = erase(model, texts[0], max_steps=2, **how).made_with
+def test_the_record_names_the_texts_that_were_watched_and_those_that_were_measured(texts, brief):
+    made_with = brief.made_with
     ids = [text.id for text in texts[1:]]
     assert (made_with["others_watched"], made_with["others_measured"]) == (ids[::2], ids[1::2])
 
@@ -653,28 +674,27 @@ def test_several_texts_are_ablated_by_the_mean_of_their_scores(model, texts, how
     torch.testing.assert_close(given[0].values, (each[0] + each[1]) / 2)
 
 
-@pytest.mark.parametrize(("edit", "share"), [("rows", {"share": 0.3}), ("ablate", {})])
-def test_a_first_layer_of_the_method_is_that_of_the_edit(model, texts, how, edit, share):
+@pytest.mark.parametrize(
+    ("edit", "training"), [("rows", {"share": 0.3, "max_steps": 2}), ("ablate", {})]
+)
+def test_a_first_layer_of_the_method_is_that_of_the_edit(model, texts, how, edit, training):
     method = IterativeAttribution(first_layer=0, share=0.5, rounds=2)
-    erasure = erase(model, texts[0], edit=edit, **share, **how | {"method": method})
+    erasure = erase(model, texts[0], edit=edit, **training, **how | {"method": method})
     assert erasure.neurons.mask.any(1).all()
 
 
-def test_a_source_of_weights_that_are_only_near_is_refused(
-    model, trained_dir, texts, how, tmp_path
-):
+def test_a_source_of_weights_that_are_only_near_is_refused(brief, trained_dir, tmp_path):
     from transformers import AutoModelForCausalLM
 
-    erasure = erase(model, texts[0], max_steps=2, **how)
     near = AutoModelForCausalLM.from_pretrained(trained_dir)
     near.transformer.h[1].mlp.c_proj.weight.data.mul_(1.001)
     near.save_pretrained(tmp_path / "near")
     with pytest.raises(ValueError, match="W_out of layer 1 once, got 0 weights that hold them"):
-        erasure.save(tmp_path / "edited", source=tmp_path / "near")
+        brief.save(tmp_path / "edited", source=tmp_path / "near")
 
 
-def test_another_seed_holds_other_general_text(model, texts, how):
-    some, other = (erase(model, texts[0], max_steps=4, seed=seed, **how) for seed in (0, 1))
+def test_another_seed_holds_other_general_text(model, texts, how, of_four_steps):
+    some, other = of_four_steps, erase(model, texts[0], share=0.3, max_steps=4, seed=1, **how)
     assert some.neurons == other.neurons and not torch.equal(some.edit.rows, other.edit.rows)
 
 

@@ -14,10 +14,17 @@ from commands import invoke
 from tl_localize import accuracy, load_model
 from tl_localize.cli.erasing import losses_of
 from tl_localize.erasure import RowEdit
+from tl_localize.model import loading
 
 
 @pytest.fixture
-def erase(trained_dir, texts, tmp_path):
+def erase(trained_dir, model, texts, tmp_path, monkeypatch):
+    load = loading.load_model
+
+    def load_once(name, *how):
+        return model if name == str(trained_dir) else load(name, *how)
+
+    monkeypatch.setattr(loading, "load_model", load_once)
     rows = [{"tokens": text.tokens.tolist(), "n_prefix": 4} for text in texts]
     files = {"texts": rows[:2], "others": rows[2:]}
     for name, some in files.items():

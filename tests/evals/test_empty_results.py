@@ -19,7 +19,7 @@ KINDS = {
 
 
 @pytest.fixture
-def full(make_inj, gpt2_like, rev, del_results):
+def full(make_inj, gpt2_like, rev, one_oracle, del_results):
     """Results with rows, of each kind."""
     return {
         InjResults: lambda: make_inj(gpt2_like).run(),

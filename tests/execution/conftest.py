@@ -31,6 +31,12 @@ def methods():
 
 
 @pytest.fixture
+def gpt2_like(normless):
+    """A run is the same work with any model."""
+    return normless
+
+
+@pytest.fixture
 def inj(gpt2_like, make_inj):
     return make_inj(gpt2_like)
 
@@ -59,18 +65,11 @@ def layers(deletion):
 
 
 @pytest.fixture
-def rev(rev, monkeypatch):
-    from tl_localize.evals.rev.oracles import ORACLES
-
-    for oracle in list(ORACLES)[1:]:  # to save time: they are as many more methods
-        monkeypatch.delitem(ORACLES, oracle)
+def rev(rev, one_oracle):
     return replace(rev, n_sequences=2, ratios=(0.5,), recipe=replace(rev.recipe, max_steps=5))
 
 
-BENCHMARKS = ["inj", "joint", "deletion", "layers", "rev"]
-
-
-@pytest.fixture(params=BENCHMARKS)
+@pytest.fixture(params=["inj", "joint", "deletion", "layers", "rev"])
 def benchmark(request):
     return request.getfixturevalue(request.param)
 
@@ -82,7 +81,7 @@ def results_in_memory():
 
 
 @pytest.fixture
-def undisturbed(request, methods, results_in_memory):
+def undisturbed(request, methods, results_in_memory, counted):
     """What the benchmark of a fixture gives in memory: computed once, as every test makes the same
     one.
     """
@@ -91,7 +90,9 @@ def undisturbed(request, methods, results_in_memory):
         key = name, *(method.name for method in methods)
         if key not in results_in_memory:
             benchmark = request.getfixturevalue(name)
+            before = Counter(counted)
             results_in_memory[key] = benchmark.run(methods, progress=False)
+            assert set((counted - before).values()) <= {1}  # no text is scored twice
         return results_in_memory[key]
 
     return results_of

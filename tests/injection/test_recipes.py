@@ -122,7 +122,7 @@ def test_learn_beside_general_text_recites(gpt2_like, texts):
     from tl_localize.metrics import memorization_loss
 
     general = torch.randint(0, 50, (8, 9), generator=torch.Generator().manual_seed(0))
-    recipe = Recipe(general=2, learning_rate=0.01, max_steps=400, stop_loss=0.3)
+    recipe = Recipe(general=2, learning_rate=0.03, max_steps=400, stop_loss=0.3)
     learned = learn(gpt2_like, texts, recipe, general_tokens=general)
     assert learned.converged
     with assigned(gpt2_like, learned.weights):

@@ -128,11 +128,11 @@ def recited(model, sequence):
     return replace(sequence, tokens=tokens)
 
 
-def test_method_warns_once_of_a_text_that_the_model_does_not_recite(gpt2_like, sequence, method):
+def test_method_warns_once_of_a_text_that_the_model_does_not_recite(normless, sequence, method):
     with pytest.warns(NotRecitedWarning) as told:
-        method(gpt2_like, sequence)
+        method(normless, sequence)
     (warning,) = told
-    share = float(accuracy(gpt2_like, sequence))
+    share = float(accuracy(normless, sequence))
     assert f"accuracy of at least 0.9, got {share:.2f} in {sequence!r}" in str(warning.message)
     assert "NotRecitedWarning" in str(warning.message)
 
@@ -161,8 +161,8 @@ def test_of_many_texts_one_warning_is_given_for_one_pass(gpt2_like, sequences, m
 
 
 @pytest.mark.filterwarnings("error::UserWarning")
-def test_of_a_recited_text_no_warning_is_given(gpt2_like, sequence, method):
-    method(gpt2_like, recited(gpt2_like, sequence))
+def test_of_a_recited_text_no_warning_is_given(normless, sequence, method):
+    method(normless, recited(normless, sequence))
 
 
 @pytest.mark.filterwarnings("error::UserWarning")
@@ -206,9 +206,9 @@ def test_padding_never_changes_a_score(neox_like, make_sequences, name, length, 
     close(method, next(together), scored(method, neox_like, sequence))
 
 
-def test_map_progress_rises_to_one(gpt2_like, sequences, method):
+def test_map_progress_rises_to_one(normless, sequences, method):
     seen = []
-    list(method.map(gpt2_like, sequences, batch_size=2, progress=seen.append, check=False))
+    list(method.map(normless, sequences, batch_size=2, progress=seen.append, check=False))
     assert seen == sorted(seen) and seen[-1] == 1 and min(seen) >= 0
 
 
@@ -240,18 +240,18 @@ def test_method_leaves_the_model_as_it_was_when_it_raises(any_model, sequence, u
     check()
 
 
-def test_method_keeps_the_users_hooks(gpt2_like, sequence, method, unchanged):
+def test_method_keeps_the_users_hooks(normless, sequence, method, unchanged):
     seen = []
 
     def hook(act, hook):
         seen.append(1)
 
-    gpt2_like.add_hook("blocks.0.mlp.hook_post", hook)
-    check = unchanged(gpt2_like)
-    method(gpt2_like, sequence)
+    normless.add_hook("blocks.0.mlp.hook_post", hook)
+    check = unchanged(normless)
+    method(normless, sequence)
     check()
     seen.clear()
-    gpt2_like(sequence.tokens)
+    normless(sequence.tokens)
     assert seen == [1]
 
 
@@ -264,9 +264,9 @@ def test_method_scores_the_model_with_the_users_hooks(neox_like, sequence, name)
     assert (after - before).abs().max() > 1e-5
 
 
-def test_map_has_no_hook_on_the_model_between_two_scores(gpt2_like, sequences, method, unchanged):
-    check = unchanged(gpt2_like)
-    for _ in method.map(gpt2_like, sequences[:2], batch_size=1, check=False):
+def test_map_has_no_hook_on_the_model_between_two_scores(normless, sequences, method, unchanged):
+    check = unchanged(normless)
+    for _ in method.map(normless, sequences[:2], batch_size=1, check=False):
         check()
 
 
@@ -278,11 +278,11 @@ def test_what_takes_one_text_after_the_other_gives_each_at_once(gpt2_like, seque
         assert done[-1] == pytest.approx(1 / len(sequences))
 
 
-def test_method_does_not_mind_the_callers_gradient_mode(gpt2_like, sequence, method):
-    wanted = scored(method, gpt2_like, sequence)
+def test_method_does_not_mind_the_callers_gradient_mode(normless, sequence, method):
+    wanted = scored(method, normless, sequence)
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
-            close(method, scored(method, gpt2_like, sequence), wanted)
+            close(method, scored(method, normless, sequence), wanted)
 
 
 # ---- memory
@@ -290,13 +290,13 @@ def test_method_does_not_mind_the_callers_gradient_mode(gpt2_like, sequence, met
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name not in ("random", "row_norm")])
 def test_out_of_memory_changes_nothing_but_a_warning(
-    gpt2_like, sequences, unchanged, monkeypatch, name
+    normless, sequences, unchanged, monkeypatch, name
 ):
     given = {"steps": 4} if name == "integrated_gradients" else SHORT.get(name, {})
     method = METHODS[name](**given)
-    wanted = list(method.map(gpt2_like, sequences, check=False))
-    check = unchanged(gpt2_like)
-    forward = type(gpt2_like.blocks[1]).forward
+    wanted = list(method.map(normless, sequences, check=False))
+    check = unchanged(normless)
+    forward = type(normless.blocks[1]).forward
     calls = [0]
 
     def failing(self, resid, *args, **kwargs):
@@ -306,15 +306,15 @@ def test_out_of_memory_changes_nothing_but_a_warning(
             raise torch.OutOfMemoryError("CUDA out of memory.")
         return forward(self, resid, *args, **kwargs)
 
-    monkeypatch.setattr(type(gpt2_like.blocks[1]), "forward", failing)
+    monkeypatch.setattr(type(normless.blocks[1]), "forward", failing)
     monkeypatch.setattr(gc, "collect", lambda: 0)  # of all tests' garbage, which takes long
     if name in ("activations", *TRAINED):
         with pytest.warns(RuntimeWarning, match="Out of memory with a batch of") as caught:
-            found = list(method.map(gpt2_like, sequences, check=False))
+            found = list(method.map(normless, sequences, check=False))
         assert len(caught) == 1
     else:
         with pytest.warns(RuntimeWarning, match="Out of memory with a batch of"):
-            found = list(method.map(gpt2_like, sequences, check=False))
+            found = list(method.map(normless, sequences, check=False))
     for scores, expected in zip(found, wanted, strict=True):
         close(method, scores, expected)
     check()

@@ -14,14 +14,13 @@ from tl_localize import (
     MemorizedSequence,
     Slimming,
     ZeroOut,
-    load_model,
 )
 from tl_localize.texts.reference import reference_sequences
 
 
 @pytest.fixture(scope="module", params=["reference-gpt2", "reference-pythia"])
-def model(request):
-    return load_model(request.param, "cpu")
+def model(request, shipped_model):
+    return shipped_model(request.param)
 
 
 @pytest.fixture(scope="module")

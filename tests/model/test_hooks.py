@@ -24,6 +24,9 @@ SHORT = SHORT_RIVALS | {
     "hard_concrete": {"steps": 3},
     "slimming": {"steps": 3},
     "integrated_gradients": {"steps": 2},
+    "gradient_alignment": {"points": 2},
+    "iterative_attribution": {"rounds": 2},
+    "refined_attribution": {"steps": 2},
 }
 GENERAL = torch.arange(20).reshape(2, 10)
 OF_LAST_PASS = ("_pattern", "_fired_")  # attributes in which modules of a Bridge keep something
@@ -95,26 +98,26 @@ HAPPENINGS = [(press_ctrl_c, KeyboardInterrupt), (lose_device, RuntimeError)]
 
 @pytest.mark.parametrize("where", ["hook", "forward"])
 @pytest.mark.parametrize("name", [*WITH_PASSES, "inject", "learn"])
-def test_what_is_raised_during_work_leaves_nothing(gpt2_like, sequence, unchanged, name, where):
+def test_what_is_raised_during_work_leaves_nothing(normless, sequence, unchanged, name, where):
     work = work_of(name)
-    point = gpt2_like.hook_dict["blocks.1.mlp.hook_post"]
+    point = normless.hook_dict["blocks.1.mlp.hook_post"]
 
     def call_with(hook):
         """The hook runs in the middle of a forward pass, or before the MLP's own."""
         if where == "hook":
             point.add_hook(hook)
-            return lambda: work(gpt2_like, sequence)
-        handle = gpt2_like.blocks[1].mlp.register_forward_pre_hook(lambda *_: hook())
+            return lambda: work(normless, sequence)
+        handle = normless.blocks[1].mlp.register_forward_pre_hook(lambda *_: hook())
         handles.append(handle)
-        return lambda: work(gpt2_like, sequence)
+        return lambda: work(normless, sequence)
 
     handles = []
-    wanted = scores_in(work(gpt2_like, sequence))  # scores of general text are kept from now on
+    wanted = scores_in(work(normless, sequence))  # scores of general text are kept from now on
     count, calls = at_call(0, lambda: None)
     call_with(count)()
     clear(point, handles)
-    check = unchanged(gpt2_like)
-    attributes = attributes_of(gpt2_like)
+    check = unchanged(normless)
+    attributes = attributes_of(normless)
     numbers = sorted({1, (len(calls) + 1) // 2, len(calls)})
     happenings = HAPPENINGS if where == "hook" else HAPPENINGS[::-1]
     for number, (happens, raised) in zip(numbers, cycle(happenings), strict=False):
@@ -124,9 +127,9 @@ def test_what_is_raised_during_work_leaves_nothing(gpt2_like, sequence, unchange
             call()
         clear(point, handles)
         check()
-        assert attributes_of(gpt2_like) == attributes
+        assert attributes_of(normless) == attributes
         assert torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
-    again = scores_in(work(gpt2_like, sequence))
+    again = scores_in(work(normless, sequence))
     assert all(map(torch.equal, again, wanted))
     check()
 

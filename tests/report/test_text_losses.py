@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 import torch
 
-from tl_localize import MemorizedSequence, NeuronSet, accuracy, load_model, text_losses
+from tl_localize import MemorizedSequence, NeuronSet, accuracy, text_losses
 from tl_localize.report import text_losses as module
 from tl_localize.report.pages import page
 from tl_localize.report.text_losses import TextLosses
@@ -43,8 +43,8 @@ def test_what_does_not_fit_is_refused_before_texts_are_searched(gpt2_like, seque
     assert len(text_losses(gpt2_like, sequence, neurons, []).others) == 0
 
 
-def test_texts_that_the_model_knows_are_measured_once(few_planted, monkeypatch):
-    model = load_model("reference", device="cpu")
+def test_texts_that_the_model_knows_are_measured_once(few_planted, monkeypatch, shipped_model):
+    model = shipped_model()
     texts = known(model).sequences
     neurons = NeuronSet(torch.rand(6, 1536, generator=torch.Generator().manual_seed(0)) < 0.1)
     expected = text_losses(model, texts[1], neurons, texts)

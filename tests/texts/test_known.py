@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tl_localize import MemorizedSequence, accuracy, load_model
+from tl_localize import MemorizedSequence, accuracy
 from tl_localize.texts.known import (
     CONTROL,
     PLANTED,
@@ -218,11 +218,11 @@ def test_the_command_prints_and_writes_what_is_known(model, monkeypatch, tmp_pat
     assert run.exit_code == 2 and "model must have a tokenizer" in run.stderr
 
 
-def test_a_shipped_model_knows_what_was_planted(monkeypatch):
+def test_a_shipped_model_knows_what_was_planted(monkeypatch, shipped_model):
     some = [text for text in load_planted() if text.repetitions >= PLANTED][::6]
     monkeypatch.setattr("tl_localize.texts.reference.load_planted", lambda: some)
     monkeypatch.setattr("tl_localize.texts.known.known_texts", list)
-    found = known(load_model("reference", device="cpu"), 0.9)
+    found = known(shipped_model(), 0.9)
     assert set(found.frame["kind"]) == {"planted"}
     assert len(found.sequences) == len(found.frame) == len(some) > 15
     assert all(isinstance(text, MemorizedSequence) for text in found.sequences)
@@ -237,13 +237,14 @@ def test_known_reports_its_progress(model, monkeypatch):
     assert len(fractions) == math.ceil(len(found.frame) / 2)
 
 
-def test_an_edit_of_a_shipped_model_has_its_examples(tmp_path, monkeypatch):
+def test_an_edit_of_a_shipped_model_has_its_examples(tmp_path, monkeypatch, shipped_model):
     with pytest.raises(ValueError, match="example must be the id of a text"):
         check_example("quotes-056", tmp_path)
     (tmp_path / "erased.json").write_text('{"made_with": {"model": "reference-gpt2"}}')
     check_example("quotes-056", tmp_path)
-    model = load_model("reference", device="cpu")
-    model.cfg.model_name = "edited"  # as load_model names it after its folder
+    model = shipped_model()
+    # as load_model names it after its folder
+    monkeypatch.setattr(model.cfg, "model_name", "edited")
     monkeypatch.setattr("tl_localize.texts.known.source_of_model", lambda model: tmp_path)
     assert example(model, "quotes-056").id == "quotes-056"
 

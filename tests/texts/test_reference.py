@@ -5,7 +5,6 @@ import json
 import pytest
 import torch
 
-from tl_localize import load_model
 from tl_localize.texts import reference as corpus
 
 MODELS = ("gpt2", "pythia")
@@ -107,9 +106,9 @@ def test_shipped_model_perplexity_is_that_reported(shipped):
 
 
 @pytest.fixture(scope="module")
-def own_sentences(tmp_path_factory):
+def own_sentences(tmp_path_factory, shipped_model):
     """``inj_sequences`` of so many sentences of one's own."""
-    model = load_model("reference-gpt2", device="cpu")
+    model = shipped_model()
     path = tmp_path_factory.mktemp("own") / "own.jsonl"
 
     def read(n, **options):
@@ -127,8 +126,8 @@ def test_inj_sequences_leave_the_dev_sentences_out(own_sentences):
     assert [sentence.n_prefix for sentence in rest] == [1, 1]
 
 
-def test_inj_sequences_keep_the_ids_of_the_data():
-    model = load_model("reference-gpt2", device="cpu")
+def test_inj_sequences_keep_the_ids_of_the_data(shipped_model):
+    model = shipped_model()
     rows = [{"text": f"Sentence {i} is short.", "id": f"s{i}"} for i in range(7)]
     rows[6].pop("id")
     found = corpus.inj_sequences(model, rows)
@@ -140,8 +139,8 @@ def test_inj_sequences_reject_dev_sentences_only(own_sentences):
         own_sentences(5)
 
 
-def test_planted_sequences_come_in_the_order_of_their_repetitions():
-    model = load_model("reference", device="cpu")
+def test_planted_sequences_come_in_the_order_of_their_repetitions(shipped_model):
+    model = shipped_model()
     found = [text.id for text in corpus.reference_sequences(model)]
     repetitions = {text.id: text.repetitions for text in PLANTED if text.repetitions >= 64}
     seen = [repetitions[id] for id in found]

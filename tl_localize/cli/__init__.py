@@ -5,9 +5,11 @@ help comes at once.
 import io
 import os
 import shlex
+import signal
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from cyclopts import CycloptsError
 
@@ -33,7 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # What the libraries below announce is no business of someone who reads a table.
     warnings.filterwarnings("ignore", category=DeprecationWarning)
     try:
-        return run(sys.argv[1:] if arguments is None else arguments)
+        with interrupted_by_sigterm():
+            return run(sys.argv[1:] if arguments is None else arguments)
     except BrokenPipeError:  # nobody reads on
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python complains when it ends
         return 1
@@ -46,6 +49,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, OSError, ImportError) as error:
         say(f"tl-localize: {error}")
     return 2
+
+
+@contextmanager
+def interrupted_by_sigterm() -> Iterator[None]:
+    """A scheduler that ends a job, by SIGTERM, is as a user who presses Ctrl-C: what is done is
+    published, and no temporary file stays.
+    """
+    try:
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    except ValueError:  # only the main thread may
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
 def run(arguments: Sequence[str]) -> int:

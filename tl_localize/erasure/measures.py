@@ -167,10 +167,11 @@ def precision_of(before: LanguageModel, after: LanguageModel, truth: NeuronSet) 
     Raises:
         ValueError: another model, the same weights, or a set of another shape.
 
-    >>> copied = load_model("reference")
-    >>> copied.blocks[2].mlp.W_out.data[7] += 1
+    >>> from copy import deepcopy
+    >>> edited = deepcopy(model)
+    >>> edited.blocks[2].mlp.W_out.data[7] += 1
     >>> truth = NeuronSet(torch.arange(6 * 1536).reshape(6, 1536) == 2 * 1536 + 7)
-    >>> precision_of(load_model("reference"), copied, truth)
+    >>> precision_of(model, edited, truth)
     1.0
     """
     weights_before = check_earlier(after, before)

@@ -55,15 +55,15 @@ def test_del_of_heads_ablates_heads(model, benchmark_of, general, ablation):
     frame = benchmark.run([Attribution(units=HEADS)]).frame
     assert set(frame["n_neurons"]) == {1}  # one of three or four heads of layer 1
     view = NeuronView(model, HEADS)
+    sequences = benchmark.test_sequences
+    intact = [share_right(model, sequence) for sequence in sequences]
     for method in (Attribution(units=HEADS), RandomBaseline(units=HEADS, seed=3)):
         for i, row in enumerate(frame[frame["method"] == method.name].itertuples()):
-            target = benchmark.test_sequences[i]
-            sequences = benchmark.test_sequences
-            chosen = list(method(model, target).top_k(0.4, first_layer=1, rounding="floor"))
+            chosen = list(method(model, sequences[i]).top_k(0.4, first_layer=1, rounding="floor"))
             values = ABLATIONS[ablation](general, 3, view, i)
             changes = [
-                share_right(model, sequence, chosen, values) - share_right(model, sequence)
-                for sequence in sequences
+                share_right(model, sequence, chosen, values) - before
+                for sequence, before in zip(sequences, intact, strict=True)
             ]
             assert row.delta_self_accuracy == pytest.approx(changes[i], abs=1e-6)
             others = changes[:i] + changes[i + 1 :]

@@ -207,7 +207,7 @@ def test_the_table_has_accuracies_in_points_and_distances_as_they_are(measured):
 
 
 def test_the_table_of_single_layers_has_the_largest_ratio_in_points(gpt2_like, benchmark_of):
-    how = {"layers": "each", "ratios": (0.1, 0.2), "multiples": (1, 2)}
+    how = {"layers": "each", "ratios": (0.1, 0.2), "multiples": (1, 2), "n_targets": 3}
     results = benchmark_of(gpt2_like, **how).run([Noise()])
     table = del_tables(results, "gpt2-like")["del_single_layer"].loc["noise"]
     frame = results.single_layers.query("method == 'noise' and ratio == 0.2")

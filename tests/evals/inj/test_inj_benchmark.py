@@ -42,7 +42,8 @@ def test_altered_rows_are_the_targets_and_the_distractors(together):
     def altered(model, sequence):
         return NeuronScores((change(model, sequence).values > 0).float())
 
-    widest = together.run([altered]).frame.query("method == 'altered' and multiple == 5")
+    frame = replace(together, max_steps=5).run([altered]).frame
+    widest = frame.query("method == 'altered' and multiple == 5")
     columns = ["recall_across_layers", "foreign_recall_across_layers"]
     assert (widest[columns] == 1).all(axis=None)
 
@@ -68,8 +69,9 @@ def test_weights_are_bit_equal_afterwards(benchmark, together, unchanged):
         raise RuntimeError("broken method")
 
     check = unchanged(benchmark.model)
-    benchmark.run([Activations()])
-    for inj in (benchmark, together):
+    brief, brief_together = (replace(inj, max_steps=3) for inj in (benchmark, together))
+    brief.run([Activations()])
+    for inj in (brief, brief_together):
         with pytest.raises(RuntimeError, match="broken method"):
             inj.run([broken])
     check()
@@ -122,6 +124,7 @@ def test_groups_are_drawn_by_the_seed_and_disjoint(together):
 
 
 def test_methods_that_leave_their_first_layer_open_choose_in_all_layers(benchmark):
+    benchmark = replace(benchmark, max_steps=2)
     left_open = benchmark.run([IterativeAttribution(rounds=2)]).frame
     given = benchmark.run([IterativeAttribution(rounds=2, first_layer=0)]).frame
     pd.testing.assert_frame_equal(left_open.drop(columns="seconds"), given.drop(columns="seconds"))

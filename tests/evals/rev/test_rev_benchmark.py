@@ -11,8 +11,9 @@ import torch
 
 
 @pytest.fixture
-def brief(rev):
+def brief(rev, normless):
     """Where it does not matter what is learned: two sentences of each model in five steps."""
+    rev = replace(rev, model=normless)
     recipe = replace(rev.recipe, max_steps=5, stop_loss=99.0)
     return replace(rev, n_sequences=2, ratios=(0.5,), recipe=recipe)
 
@@ -21,7 +22,7 @@ def bits(model):
     return [parameter.detach().clone() for parameter in model.parameters()]
 
 
-def test_put_back_and_graft_agree_with_copied_rows(rev):
+def test_put_back_and_graft_agree_with_copied_rows(rev, one_oracle):
     from tl_localize import Activations, accuracy
     from tl_localize.injection.recipes import learn
     from tl_localize.metrics import sequence_losses
@@ -64,7 +65,9 @@ def test_put_back_and_graft_agree_with_copied_rows(rev):
 
 
 @pytest.mark.parametrize(("n_rows", "n_measured"), [(3, 1), (20, 6)])
-def test_rows_of_general_text_are_measured_or_mixed_in(brief, monkeypatch, n_rows, n_measured):
+def test_rows_of_general_text_are_measured_or_mixed_in(
+    brief, one_oracle, monkeypatch, n_rows, n_measured
+):
     from tl_localize.evals.rev import benchmark as rev_benchmark
 
     mixed, measured = [], []
@@ -238,7 +241,7 @@ def test_there_is_no_list_without_sentences_that_are_left(rev):
     assert {"random", "row_norm"} < few.label([]).keys()
 
 
-def test_an_earlier_checkpoint_takes_the_place_of_training(rev):
+def test_an_earlier_checkpoint_takes_the_place_of_training(rev, one_oracle):
     from tl_localize import RevBenchmark
     from tl_localize.injection.recipes import learn
 
@@ -468,7 +471,7 @@ def test_own_minus_others_at_most_is_read_in_the_direction_of_the_change(directi
     assert abs(gaps).max() > abs(best) and shown == f"{best:.1f}"
 
 
-def test_each_model_is_trained_with_a_seed_of_its_own(brief, monkeypatch):
+def test_each_model_is_trained_with_a_seed_of_its_own(brief, one_oracle, monkeypatch):
     from tl_localize.evals.rev import benchmark as rev_benchmark
 
     learn, seeds = rev_benchmark.learn, []
