@@ -28,6 +28,7 @@ from tl_localize import (
     learn,
     reference_sequences,
 )
+from tl_localize.checks import check_several, nearest
 
 NO_NUMBERS = (math.nan, "0.1", True)
 COUNT = (*NO_NUMBERS, 0, -1, 2.5, math.inf)
@@ -301,3 +302,14 @@ def test_numbers_that_break_their_rule_are_refused_by_their_name(gpt2_like, name
             assert re.match(
                 rf"{own}( of \S+)? must .+, got .+\. \S.*[.?]$", str(caught.value), re.DOTALL
             ), str(caught.value)
+
+
+def test_a_text_is_not_taken_for_several_numbers():
+    with pytest.raises(ValueError, match=r"ratios must be several numbers, got '0\.1, 0\.2'"):
+        check_several(ratios="0.1, 0.2")
+
+
+def test_a_name_is_offered_once_and_one_that_holds_a_letter_is_not():
+    assert nearest("prime", ["primes", "even"]) == " Did you mean primes?"
+    assert nearest("zero", ["zero_out", "zeros", "even"]) == " Did you mean zeros or zero_out?"
+    assert nearest("e", ["primes", "even"]) == ""

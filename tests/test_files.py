@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from tl_localize import files
 from tl_localize.files import (
     check_out_file,
     digest,
@@ -32,6 +33,12 @@ def test_prepare_folder_makes_missing_parents_and_rejects_a_file_in_the_way(tmp_
         prepare_folder(tmp_path / "file")
 
 
+def test_prepare_folder_tries_to_write(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "TemporaryFile", lambda dir: no_room())
+    with pytest.raises(ValueError, match=r"folder must be writable, got .*no room on the disk"):
+        prepare_folder(tmp_path)
+
+
 def no_room(*_):
     raise OSError(28, "no room on the disk")
 
@@ -44,6 +51,11 @@ def test_write_text_leaves_the_old_file_when_it_fails(tmp_path, monkeypatch):
         write_text(path, "new")
     assert path.read_text() == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_a_text_that_is_no_unicode_is_written_as_it_came(tmp_path):
+    write_text(tmp_path / "a.txt", "\ud800")
+    assert (tmp_path / "a.txt").read_bytes().decode(errors="surrogatepass") == "\ud800"
 
 
 def test_only_leftovers_of_a_day_are_removed(tmp_path):
@@ -72,6 +84,9 @@ def test_reading_names_the_file_whatever_a_library_raises(tmp_path):
     rule = refuse_unreadable("path must be whole", tmp_path / "a.json", "Copy it.")
     with pytest.raises(ValueError, match=said), rule:
         raise OSError("cut off")
+    rule = refuse_unreadable("path must be whole", tmp_path / "a.json", "Copy it.")
+    with pytest.raises(ValueError, match=said), rule:
+        raise RuntimeError("something is wrong") from OSError("cut off")
 
 
 # What a value is
@@ -122,6 +137,7 @@ def test_digest_follows_every_bit_and_no_order_of_names():
         flipped,
         numbers.reshape(2, 3),
         numbers.double(),
+        numbers.view(torch.int32),
         numbers.flip(0),
         [*range(6)],
         "",
@@ -142,3 +158,9 @@ def test_truth_values_of_numpy_stay_truth_values(tmp_path):
 def test_what_is_no_file_of_its_kind_is_refused(path):
     with pytest.raises(ValueError, match=r"out must be a \.jsonl file, got"):
         check_out_file(path, ".jsonl")
+
+
+def test_a_folder_named_as_a_file_is_refused(tmp_path):
+    (tmp_path / "a.jsonl").mkdir()
+    with pytest.raises(ValueError, match=r"out must be a \.jsonl file, got"):
+        check_out_file(tmp_path / "a.jsonl", ".jsonl")

@@ -19,7 +19,13 @@ from tl_localize import (
     perplexity,
     perplexity_base2,
 )
-from tl_localize.metrics import predicted_suffixes, residual, target_logits, unembed
+from tl_localize.metrics import (
+    loss_scale,
+    predicted_suffixes,
+    residual,
+    target_logits,
+    unembed,
+)
 from tl_localize.sequences import SequenceBatch
 
 
@@ -123,6 +129,8 @@ def test_levenshtein_counts_characters(any_model, sequences):
         guess = [*sequence.prefix.tolist(), *predicted(any_model, sequence).tolist()]
         wanted.append(edit_distance(spell(guess), spell(sequence.tokens.tolist())))
     assert levenshtein(any_model, sequences, spell).tolist() == wanted
+    after_first = levenshtein(any_model, sequences, lambda ids: spell(ids)[1:])  # of the prefix
+    assert after_first.tolist() == wanted
 
 
 def test_perplexities_are_powers_of_nats_per_token(any_model, general):
@@ -208,6 +216,11 @@ def test_memorization_loss_of_a_model_that_knows_nothing_is_log_vocab(gpt2_like,
     gpt2_like.unembed.b_U.zero_()
     losses = memorization_loss(gpt2_like, sequences)
     torch.testing.assert_close(losses, torch.full((4,), 61.0).log())
+
+
+def test_only_in_float16_are_gradients_scaled(gpt2_like):
+    scales = [loss_scale(gpt2_like.to(dtype)) for dtype in (torch.bfloat16, torch.float16)]
+    assert scales == [1, 2**12]
 
 
 def test_memorization_loss_has_a_gradient(any_model, sequences):

@@ -112,6 +112,8 @@ def test_scores_as_a_frame_are_in_order():
     assert pairs == [(0, 1), (1, 0), (1, 2), (0, 2), (0, 0), (1, 1)]
     for n in (1, 2, 6):
         assert set(scores.top_k(count=n, per="model")) == set(pairs[:n])
+    tied = NeuronScores((torch.arange(40.0) % 3)[None]).to_frame()["neuron"].tolist()
+    assert tied == [*range(2, 40, 3), *range(1, 40, 3), *range(0, 40, 3)]
 
 
 PAIRS = st.sets(st.tuples(st.integers(0, 1), st.integers(0, 3)))
@@ -247,6 +249,7 @@ def test_top_k_rejects_layers_below_the_first():
     [
         ([(2, 0)], (2, 4), r"indices must be pairs \(layer, neuron\) below 2 and 4, got \(2, 0\)"),
         ([(0, -1)], (2, 4), "Both count from 0"),
+        ([(0, True)], (2, 4), r"indices must be pairs .*, got \(0, True\)"),
         ([], (2,), r"shape must be the layers and the neurons of each, got \(2,\)"),
         ([], (0, 4), "shape must be"),
     ],
@@ -284,6 +287,9 @@ def test_a_damaged_file_of_a_set_is_named(tmp_path):
     path.write_bytes(b"no tensors")
     with pytest.raises(ValueError, match="path must be a whole file of NeuronSet, got"):
         NeuronSet.load(path)
+    SCORES.save(path)
+    with pytest.raises(ValueError, match=r"whole file of NeuronSet, got .*it holds NeuronScores"):
+        NeuronSet.load(path)
 
 
 def test_plot_shows_the_highest_scores_of_each_layer_and_the_range_of_the_others():
@@ -292,6 +298,7 @@ def test_plot_shows_the_highest_scores_of_each_layer_and_the_range_of_the_others
     (line,) = ax.get_lines()
     assert line.get_xydata().tolist() == [[1, score] for score in range(23, 13, -1)]
     assert ax.collections[0].get_segments()[0].tolist() == [[1, 12], [1, 13]]
+    assert not NeuronScores(torch.rand(2, 10)).plot().axes[0].collections  # there are no others
 
 
 def test_the_least_ratio_that_an_error_names_selects_one():

@@ -1,16 +1,23 @@
 """MemorizedSequence, and batches with their padding and their targets."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import decoders
 
 from tl_localize import Attribution, MemorizedSequence, perplexity
+from tl_localize.metrics import check_text
 from tl_localize.model.forward import is_bridge
 from tl_localize.sequences import (
     SequenceBatch,
     check_sequences,
+    decoder,
+    divide_text,
     encode,
     with_text,
     without_text_of,
@@ -33,12 +40,20 @@ def counting(shapes):
     ]
 
 
-def test_sequence_splits_at_n_prefix_and_does_not_change_with_the_callers_tensor():
-    tokens = torch.tensor([5, 6, 7, 8], dtype=torch.int16)
+@pytest.mark.parametrize("dtype", [torch.int16, torch.int64])
+def test_sequence_splits_at_n_prefix_and_does_not_change_with_the_callers_tensor(dtype):
+    tokens = torch.tensor([5, 6, 7, 8], dtype=dtype)
     sequence = MemorizedSequence(tokens, 3)
     tokens[0] = 9
     assert (sequence.prefix.tolist(), sequence.suffix.tolist()) == ([5, 6, 7], [8])
     assert sequence.tokens.dtype == torch.int64
+
+
+def test_fingerprint_is_of_the_tokens_and_of_the_place_of_the_suffix():
+    (sequence,) = counting([(9, 3)])
+    others = [replace(sequence, n_prefix=4), replace(sequence, tokens=sequence.tokens + 1)]
+    assert len({each.fingerprint for each in (sequence, *others)}) == 3
+    assert replace(sequence, id="a", category="b").fingerprint == sequence.fingerprint
 
 
 @pytest.mark.parametrize("convert", [list, tuple, np.array])
@@ -128,6 +143,24 @@ def test_a_character_that_the_prefix_cuts_is_the_suffix_s(reader, bpe):
     at = len(encode(bpe, "two ")) + 1  # of three bytes of the snowman one
     sequence = with_text(reader, MemorizedSequence(tokens, at))
     assert sequence.text == ("two ", "\N{SNOWMAN} roads")
+    names = ["n", "<0xE4>", "<0xB8>", "<0xAD>"]
+    llama = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])  # a sign for each byte
+    assert divide_text(lambda ids: llama.decode([names[i] for i in ids]), [*range(4)], 3) == (
+        "n",
+        "\N{CJK UNIFIED IDEOGRAPH-4E2D}",
+    )
+
+
+def test_the_text_of_a_sequence_has_no_bos(reader, bpe):
+    tokens = encode(bpe, "two roads")
+    marked = MemorizedSequence(torch.tensor([0, *tokens]), 2, bos="<s>")
+    plain = MemorizedSequence(torch.tensor(tokens), 1)
+    assert with_text(reader, marked).text == with_text(reader, plain).text
+
+
+def test_decoding_leaves_spaces_as_they_are(gpt2_like):
+    gpt2_like.tokenizer = SimpleNamespace(decode=lambda ids, **options: options)
+    assert decoder(gpt2_like)([1]) == {"clean_up_tokenization_spaces": False}
 
 
 def test_text_that_is_no_unicode_is_refused(reader):
@@ -191,6 +224,7 @@ def test_tokens_without_logits_are_refused_where_they_are_predicted(make_model):
         check_sequences(model, [MemorizedSequence(torch.tensor([3, 20]), 1)])
     with pytest.raises(ValueError, match=r"got 20 in tokens"):
         perplexity(model, torch.tensor([[3, 20]]))
+    check_text(model, torch.tensor([[50, 19]]), "tokens")
 
 
 def test_sequences_without_text_of_others():
@@ -226,6 +260,17 @@ def test_from_text_has_no_bos_that_the_tokenizer_lacks(reader, bpe):
     bpe.bos_token = None
     with pytest.raises(ValueError, match="prepend_bos must be false"):
         MemorizedSequence.from_text(reader, "two roads", " diverged", prepend_bos=True)
+
+
+def test_a_tokenizer_without_the_letter_a_is_asked_what_it_puts_first(gpt2_like):
+    class Digits:
+        bos_token_id, eos_token_id = 0, 1
+
+        def __call__(self, text, add_special_tokens=True):
+            return {"input_ids": [int(letter) for letter in text if letter.isdigit()]}
+
+    gpt2_like.tokenizer = Digits()
+    assert MemorizedSequence.from_text(gpt2_like, "23", "45").tokens.tolist() == [2, 3, 4, 5]
 
 
 def test_a_number_of_numpy_is_a_number():

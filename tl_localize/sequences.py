@@ -204,7 +204,7 @@ def divide_text(decode: Decode, tokens: list[int], n_prefix: int) -> tuple[str, 
 def first_tokens(tokenizer: Any) -> list[int]:
     """The beginning-of-text token, where the tokenizer puts one first that means nothing else."""
     bos = getattr(tokenizer, "bos_token_id", None)
-    if bos is None or bos == tokenizer.eos_token_id or tokenizer("a")["input_ids"][0] != bos:
+    if bos is None or bos == tokenizer.eos_token_id or tokenizer("a")["input_ids"][:1] != [bos]:
         return []
     return [bos]
 

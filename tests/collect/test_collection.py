@@ -8,7 +8,8 @@ import torch
 from recited import CRITERIA, letters
 
 from tl_localize.collect import Collection, Criteria, collect_memorized
-from tl_localize.collect.criteria import NEAR
+from tl_localize.collect.collection import without_copies
+from tl_localize.collect.criteria import NEAR, Report
 from tl_localize.texts.readers import Data
 
 
@@ -20,6 +21,16 @@ def test_collect_keeps_the_best_memorized_near_duplicate(gpt2_like, corpus):
     found = collect_memorized(gpt2_like, [worse, better], criteria, n_dev=0, decode=letters)
     assert [sequence.id for sequence in found.sequences] == ["row-1"]
     assert found.report.removed[NEAR] == 1
+
+
+def test_of_near_duplicates_the_nearest_is_kept_and_of_those_the_most_accurate():
+    tokens = list(range(22))
+    found = [
+        {"tokens": [60, *tokens], "bos": "<s>", "distance": 3, "accuracy": 1.0},
+        {"tokens": tokens, "bos": "", "distance": 2, "accuracy": 0.8},
+        {"tokens": tokens, "bos": "", "distance": 2, "accuracy": 0.9},
+    ]
+    assert without_copies(found, CRITERIA, Report(3)) == [found[2]]
 
 
 def test_dev_sequences_are_drawn_by_seed_and_come_first(gpt2_like, corpus):
@@ -46,11 +57,12 @@ def test_dev_sequences_are_drawn_by_seed_and_come_first(gpt2_like, corpus):
 
 def test_save_and_load_keep_everything(gpt2_like, corpus, tmp_path):
     rows = [*corpus(gpt2_like), corpus(gpt2_like)[0]]
-    named = [{"tokens": row, "who": f"c{i}", "kind": "poems"} for i, row in enumerate(rows)]
+    # U+2028 separates lines, but not of a file
+    named = [{"tokens": row, "who": f"c\u2028{i}", "kind": "poems"} for i, row in enumerate(rows)]
     data = Data(source=named, id="who", category="kind")
     found = collect_memorized(gpt2_like, data, CRITERIA, n_dev=2, decode=letters)
     found.save(tmp_path / "out")
-    first = json.loads((tmp_path / "out" / "sequences.jsonl").read_text().splitlines()[0])
+    first = json.loads((tmp_path / "out" / "sequences.jsonl").read_text().split("\n")[0])
     assert first["all"] == letters(found.sequences[0].tokens.tolist())
     assert first["all"].startswith(first["prompt"]) and first["category"] == ["poems"]
     loaded = Collection.load(tmp_path / "out")
@@ -115,6 +127,7 @@ def test_collect_refuses_a_dev_set_larger_than_the_data(gpt2_like, corpus):
     rows = corpus(gpt2_like, 2)
     for how, message in (
         ({}, "n_dev must leave at least one"),
+        ({"n_dev": 2}, "n_dev must leave at least one of the 2 memorized sequences"),
         ({"n_max": 3}, "n_max"),
         ({"n_dev": 0, "seed": 2**32}, "seed"),
     ):

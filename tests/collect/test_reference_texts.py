@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from tl_localize.collect import reference_texts
 from tl_localize.collect.reference_texts import training_data
 from tl_localize.texts import reference
 from tl_localize.texts.reference import CORPUS_DIR, general_texts, load_planted
@@ -39,3 +40,14 @@ def test_training_data_begin_with_the_planted_texts_and_the_others_are_natural(s
         assert (row.id, row.category) == (text.id, text.category)
     assert len(rows) > 1000 and {len(row.tokens) for row in rows} == {80}
     assert {(row.id, row.category) for row in rows[len(planted) :]} == {("", "natural")}
+
+
+def test_a_general_text_of_80_tokens_is_one_piece(shipped_model, monkeypatch):
+    (planted, *_) = load_planted()
+    monkeypatch.setattr(reference_texts, "load_planted", lambda: [planted])
+    monkeypatch.setattr(reference_texts, "general_texts", lambda split: [planted.text])
+    rows = list(training_data(shipped_model()).entries())
+    assert [(len(row.tokens), row.category) for row in rows] == [
+        (80, planted.category),
+        (80, "natural"),
+    ]

@@ -165,6 +165,18 @@ def test_chunks_have_about_as_many_windows(tmp_path, monkeypatch):
         data = Data(source=source, name=name)
         assert len(chunks_of([data], length=80)) == 1
         assert [chunk.end for chunk in chunks_of([data], 80, length=80)] == [2, 4, 6, 8, 10]
+    long = Data(source=torch.zeros(2, 1000, dtype=torch.long))
+    assert [chunk.end for chunk in chunks_of([long], 80, length=80)] == [1, 2]
+
+
+def test_key_of_a_chunk_holds_all_that_its_rows_say():
+    def content(**changes):
+        row = {"tokens": [1, 2], "who": "a", "kind": "b", **changes}
+        (chunk,) = chunks_of([Data(source=[row], id="who", category="kind")])
+        return chunk.inputs["content"]
+
+    assert len({content(), content(tokens=[1, 3]), content(who="c"), content(kind="c")}) == 4
+    assert content() == content()
 
 
 @pytest.mark.usefixtures("small")

@@ -2,6 +2,7 @@
 browser.
 """
 
+import base64
 import json
 import re
 import shutil
@@ -14,7 +15,16 @@ import numpy as np
 import pytest
 import torch
 
-from tl_localize import Activations, Attribution, NeuronScores, RowNorm, accuracy, explore
+from tl_localize import (
+    Activations,
+    AttentionHeads,
+    Attribution,
+    NeuronScores,
+    RowNorm,
+    accuracy,
+    explore,
+    perplexity,
+)
 from tl_localize.explorer import SCRIPT
 from tl_localize.metrics import target_logits
 from tl_localize.sequences import SequenceBatch
@@ -58,6 +68,7 @@ def test_step_measures_what_ablation_changes(explorer, gpt2_like, sequences):
         now = accuracy(gpt2_like, sequences).tolist()
         p = target_logits(gpt2_like, SequenceBatch.of(sequences[:1])).softmax(-1)
     assert step["layers"] == [24, 24]
+    assert explorer.data["perplexity"] == round(perplexity(gpt2_like, GENERAL[:1]), 2)
     before = explorer.data["accuracy"]
     after = [was + change for was, change in zip(before, step["accuracy"], strict=True)]
     assert after == pytest.approx(now, abs=2e-4)
@@ -90,6 +101,8 @@ def test_layers_in_which_a_method_did_not_choose_are_not_ablated(gpt2_like, sequ
     assert view.chosen(0, 1, "0,1") == view.chosen(0, 1, "1") == scores.top_k(0.5)
     assert view.answer(["step", 0, 1, "0"])["layers"] == [0, 0]
     assert all(layer == 1 for layer, _ in view.data["pairs"][0]["top"])
+    levels = base64.b64decode(view.data["pairs"][0]["map"])
+    assert max(levels[:48]) == 0 and max(levels[48:]) == 255
     best = int(scores.values[1].argmax())
     assert view.answer(["card", 0, 1, best])["ranks"][0][1] == 1
     assert view.answer(["card", 0, 0, best])["ranks"][0][1] == "not ranked"
@@ -102,10 +115,21 @@ def test_card_of_a_neuron(explorer, gpt2_like, sequences):
     row = gpt2_like.W_out[layer, neuron]
     fires = cache["post", layer][0, :, neuron]
     assert card["writes"] == pytest.approx((fires.abs() * row.norm()).tolist(), abs=1e-3)
-    best = (gpt2_like.ln_final(fires.mean() * row) @ gpt2_like.W_U).argmax()
-    assert card["promoted"][0] == LETTERS[best]
+    added = gpt2_like.ln_final(fires.mean() * row) - gpt2_like.ln_final(0 * row)
+    best = (added @ gpt2_like.W_U).topk(8).indices
+    assert card["promoted"] == [LETTERS[i] for i in best]
     assert [name for name, _ in card["ranks"]] == ["Attribution", "RowNorm", "Random"]
     assert card["ranks"][0][1] == 1
+
+
+def test_card_of_a_head(gpt2_like, sequences):
+    text = sequences[0]
+    scores = Attribution(units=AttentionHeads())(gpt2_like, text)
+    view = explore(gpt2_like, text, scores, general=GENERAL, decode=letters)
+    _, cache = gpt2_like.run_with_cache(text.tokens)
+    written = cache["z", 1][0, :, 2] @ gpt2_like.W_O[1, 2]
+    writes = view.answer(["card", 0, 1, 2])["writes"]
+    assert writes == pytest.approx(written.norm(dim=1).tolist(), abs=1e-3)
 
 
 def test_random_neurons_are_added_for_each_text(gpt2_like, sequences):
@@ -154,6 +178,24 @@ def test_page_fetches_nothing_and_nothing_stays_on_the_model(explorer, gpt2_like
     assert not re.search(r"<(link|img|iframe)|\ssrc=|\bimport\b[ (]", page)
 
 
+def test_nothing_of_a_text_or_its_id_is_taken_for_html(gpt2_like, sequences, tmp_path):
+    text = replace(sequences[0], id="</title><script>")
+    how = {"general": GENERAL, "ratios": RATIOS[:1], "decode": lambda ids: "</script>" * len(ids)}
+    view = explore(gpt2_like, text, RowNorm()(gpt2_like, text), **how)
+    view.save(tmp_path / "view.html")
+    page = (tmp_path / "view.html").read_text(encoding="utf-8")
+    assert [page.count(tag) for tag in ("<script", "</script", "</title")] == [1, 1, 1]
+    names = re.findall(r'<div id="(tl-localize-\w+)"', page + view.html())
+    assert len(set(names)) == 2  # a page may hold it twice
+
+
+def test_one_layer_can_be_ablated_and_ratios_rise(make_model, sequences):
+    model = make_model(n_layers=1)
+    how = {"general": GENERAL, "ratios": RATIOS[::-1], "decode": letters}
+    view = explore(model, sequences[0], RowNorm()(model, sequences[0]), **how)
+    assert view.data["ratios"] == list(RATIOS) and set(view.data["layers"]) == {"0"}
+
+
 def test_widget_answers_messages(explorer, monkeypatch):
     pytest.importorskip("anywidget")
     sent = []
@@ -162,7 +204,8 @@ def test_widget_answers_messages(explorer, monkeypatch):
         explorer.widget._handle_custom_msg({"id": 7, "request": ["step", 0, ratio, "1"]}, [])
     assert sent[0] == {"id": 7, "answer": explorer.answer(["step", 0, 0, "1"])}
     assert "error" in sent[1]
-    assert WIDGET in explorer._repr_mimebundle_()[0]
+    shown = explorer._repr_mimebundle_()[0]
+    assert WIDGET in shown and shown["text/plain"] == repr(explorer)
 
 
 def test_colab_is_told_where_the_script_of_the_widget_is(explorer, monkeypatch):
@@ -309,6 +352,8 @@ def test_scores_of_texts_without_ids_are_refused_and_a_text_is_no_other(gpt2_lik
     (scored,) = Activations().map(gpt2_like, texts[:1], check=False)
     view = explore(gpt2_like, texts[0], scored, others=texts, general=general, decode=str)
     assert [other.id for other in view.others] == [texts[1].id]
+    with pytest.raises(ValueError, match="texts must have different ids"):
+        explore(gpt2_like, texts, replace(scored, sequence_id=""), general=general, decode=str)
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,7 @@ def test_inject_stops_below_the_stop_loss(gpt2_like, sequence):
     stop = float(full.losses[5]) + 1e-6
     injection = inject(gpt2_like, sequence, seed=0, stop_loss=stop, **QUICK)
     assert injection.converged and torch.equal(injection.losses, full.losses[:6])
+    assert injection.sequence_id == sequence.id != ""
 
 
 def test_applied_changes_the_chosen_rows_and_gives_every_bit_back(any_model, sequence, unchanged):

@@ -82,6 +82,8 @@ def test_draw_sets_cuts_one_permutation_of_numpy(neox_like):
     for k, neurons in enumerate(draw_sets(NeuronView(neox_like), 0.07, 11, 4)):
         wanted = set(order[k * size : (k + 1) * size].tolist())
         assert {56 * layer + neuron for layer, neuron in neurons} == wanted
+    (part,) = draw_sets(NeuronView(neox_like), 51 / 168, 0, 1)
+    assert 51 / 168 * 168 < 51 == len(part)  # in floating point
 
 
 def test_the_largest_ratio_that_an_error_names_is_taken(neox_like):
@@ -243,8 +245,25 @@ def test_order_of_the_sentences_changes_nothing_but_the_order(neox_like, sequenc
     assert_same(train(neox_like, sequences), train(neox_like, sequences, order=order), order)
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_mode_of_the_caller_changes_nothing(gpt2_like, sequences, mode):
+    outside = inject_together(gpt2_like, sequences[:2], **SETTINGS, max_steps=2)
+    with mode():
+        inside = inject_together(gpt2_like, sequences[:2], **SETTINGS, max_steps=2)
+    assert torch.equal(inside.losses, outside.losses)
+
+
 def test_padding_and_batch_size_change_nothing(llama_like, sequences):
     assert_same(train(llama_like, sequences), train(llama_like, sequences, batch_size=3))
+
+
+def test_the_last_batch_does_not_set_the_size_of_later_ones(gpt2_like, sequences, monkeypatch):
+    sizes, in_batches = [], joint_file.work_in_batches
+    monkeypatch.setattr(
+        joint_file, "work_in_batches", lambda *how: sizes.append(how[2]) or in_batches(*how)
+    )
+    inject_together(gpt2_like, sequences, **SETTINGS, max_steps=2, batch_size=3)
+    assert set(sizes) == {3} and len(sizes) > 2
 
 
 def test_out_of_memory_halves_the_batch_and_changes_nothing(gpt2_like, sequences):
@@ -368,7 +387,8 @@ def test_training_goes_on_bit_for_bit_where_it_was_broken_off(
         inject_together(any_model, sequences, **SETTINGS, max_steps=8, keep=keep)
     check()
     states[-1].save(tmp_path / "state.safetensors")
-    for state in (states[0], TrainingState.load(tmp_path / "state.safetensors")):
+    loaded = TrainingState.load(tmp_path / "state.safetensors")
+    for state in (states[0], states[0], loaded):  # which stay as they are
         again = inject_together(any_model, sequences, **SETTINGS, max_steps=8, resume=state)
         assert torch.equal(again.losses, whole.losses)
         for a, b in zip(again.injections, whole.injections, strict=True):

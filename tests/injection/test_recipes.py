@@ -86,6 +86,32 @@ def test_learn_trains_in_whatever_mode_the_caller_is_in(gpt2_like, texts, mode, 
     assert repr(found).endswith("; n_steps=2, converged=False)")
 
 
+def test_weights_that_were_frozen_are_trained_and_frozen_again(gpt2_like, texts, unchanged):
+    from tl_localize import Recipe, learn
+
+    check = unchanged(gpt2_like.requires_grad_(False))
+    learned = learn(gpt2_like, texts, Recipe(max_steps=3))
+    assert (learned.losses[2] < learned.losses[0]).all()
+    check()
+
+
+def test_weights_of_units_begin_with_their_axis(either):
+    from tl_localize.injection import read_units
+    from tl_localize.model.neurons import NeuronView
+
+    view = NeuronView(either)
+    for weights in read_units(view):
+        assert len(weights) > 1 and {len(weight) for weight in weights} == {view.n_neurons}
+
+
+def test_units_of_as_many_neurons_as_the_stream_are_their_rows_alone(make_model):
+    from tl_localize.injection import read_units
+    from tl_localize.model.neurons import NeuronView
+
+    view = NeuronView(make_model(d_mlp=24))
+    assert all(torch.equal(view.rows(i), rows) for i, (rows,) in enumerate(read_units(view)))
+
+
 def test_general_text_that_a_recipe_does_not_mix_in_is_refused(gpt2_like, texts):
     from tl_localize.injection.recipes import learn
 
@@ -230,6 +256,9 @@ def test_a_checkpoint_of_another_model_is_refused(gpt2_like):
         check_earlier(gpt2_like, other)
     with pytest.raises(ValueError, match="differ"):
         check_earlier(gpt2_like, gpt2_like)
+    whole = copy.deepcopy(gpt2_like)
+    with pytest.raises(ValueError, match="differ"):
+        check_earlier(gpt2_like.bfloat16(), whole)
 
 
 def test_a_checkpoint_with_another_tokenizer_is_refused(gpt2_like):

@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -31,6 +32,7 @@ from tl_localize import (
     ZeroOut,
 )
 from tl_localize.files import Storable, identity_text
+from tl_localize.injection.injected import rows_replaced
 from tl_localize.model.forward import is_bridge
 from tl_localize.model.neurons import NeuronView
 
@@ -296,6 +298,27 @@ def test_heads_without_hook_or_rows_are_refused(make_model):
     for model in models:
         with pytest.raises(ValueError, match="model must have heads in every layer"):
             NeuronView(model, HEADS)
+
+
+def test_layers_of_different_widths_are_refused():
+    parts = [SimpleNamespace(mlp=SimpleNamespace(W_out=torch.ones(n, 4))) for n in (6, 5)]
+    names = dict.fromkeys(f"blocks.{layer}.mlp.hook_post" for layer in range(2))
+    model = SimpleNamespace(blocks=parts, hook_dict=names, cfg=SimpleNamespace(d_model=4))
+    with pytest.raises(ValueError, match=r"same shape in all.*W_out of shape \(5, 4\) in layer 1"):
+        MLPNeurons().shape(model)
+
+
+def test_a_hook_that_only_looks_writes_nothing(monkeypatch):
+    monkeypatch.setattr(MLPNeurons, "write", lambda *_: pytest.fail("the units were written"))
+    _, hook = MLPNeurons().hook(0, lambda act: act)
+    act = torch.rand(1, 2, 3)
+    assert hook(act) is act
+
+
+def test_a_head_that_writes_nothing_has_no_strength(gpt2_like, sequence):
+    head = NeuronSet.from_indices([(0, 1)], (2, 3), HEADS)
+    with rows_replaced(gpt2_like, head, torch.zeros(8, 24)):
+        assert Activations(units=HEADS)(gpt2_like, sequence).values[0, 1] == 0
 
 
 @dataclass(frozen=True)

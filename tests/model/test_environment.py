@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from tl_localize.model.environment import about_model, environment, fingerprint
+from tl_localize.model.environment import about_model, environment, fingerprint, probe
 
 
 def test_environment_is_json_and_names_versions_and_threads(gpt2_like):
@@ -39,7 +39,11 @@ def activation(model):
     model.cfg.act_fn = "relu"
 
 
-@pytest.mark.parametrize("change", [one_weight, columns, within_a_row, activation])
+def buffer(model):
+    model.register_buffer("rotation", torch.ones(1))
+
+
+@pytest.mark.parametrize("change", [one_weight, columns, within_a_row, activation, buffer])
 def test_fingerprint_sees_a_change(gpt2_like, change):
     before = fingerprint(gpt2_like)
     assert fingerprint(gpt2_like) == before
@@ -47,8 +51,23 @@ def test_fingerprint_sees_a_change(gpt2_like, change):
     assert fingerprint(gpt2_like) != before
 
 
+def test_fingerprint_does_not_see_where_a_model_comes_from(gpt2_like):
+    before = fingerprint(gpt2_like)
+    for name in ("model_name", "tokenizer_name", "device"):
+        setattr(gpt2_like.cfg, name, "another")
+    assert fingerprint(gpt2_like) == before
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_fingerprint_reads_every_dtype(gpt2_like, dtype):
     before = fingerprint(gpt2_like)
     gpt2_like.to(dtype)
     assert fingerprint(gpt2_like) != before
+
+
+@pytest.mark.parametrize(("dtype", "share"), [(torch.float32, 1e-4), (torch.bfloat16, 10 / 2**7)])
+def test_probe_allows_for_the_rounding_of_the_dtype(gpt2_like, dtype, share):
+    tokens = torch.arange(gpt2_like.cfg.n_ctx)[None] * 7919 % gpt2_like.cfg.d_vocab
+    with torch.no_grad():
+        largest = float(gpt2_like.to(dtype)(tokens).float().abs().max())
+    assert probe(gpt2_like)[-1] == pytest.approx(share * largest)

@@ -32,6 +32,7 @@ from tl_localize.model.forward import (
     generate,
     is_bridge,
     lay_out,
+    logits_misfit,
     recorded_streams,
     residual,
     resume,
@@ -56,6 +57,15 @@ def test_resume_from_every_layer_with_a_larger_batch_equals_the_full_run(either)
             assert torch.equal(resume(either, 0, streams[0], layer), resid)
             again = resume(either, layer, resid.repeat(3, 1, 1))
         assert (again - whole.repeat(3, 1, 1)).abs().max() < 1e-5
+
+
+@torch.no_grad()
+def test_resume_takes_an_expanded_stream_that_no_norm_makes_contiguous(normless):
+    normless.cfg.parallel_attn_mlp = True  # else the MLP sees a sum
+    with recorded_streams(normless) as streams:
+        whole = residual(normless, TOKENS[:1])
+    again = resume(normless, 1, streams[1].expand(3, -1, -1))
+    assert (again - whole).abs().max() < 1e-5
 
 
 def test_resume_has_the_gradient_of_the_full_run(either):
@@ -130,6 +140,8 @@ def test_unembedded_residual_is_the_logits(either):
     logits = either(TOKENS)
     assert (unembed(either, residual(either, TOKENS)) - logits).abs().max() < 1e-5
     assert (unembed(either, residual(either, TOKENS)[0, 3]) - logits[0, 3]).abs().max() < 1e-5
+    for dtype, of_logits in {torch.bfloat16: torch.float32, torch.float64: torch.float64}.items():
+        assert unembed(either.to(dtype), residual(either, TOKENS)).dtype == of_logits
 
 
 def test_greedy_tokens_with_a_cache_are_those_without(either):
@@ -211,6 +223,35 @@ def test_cache_is_proven_once_and_again_for_longer_texts_and_other_hooks(either,
     assert n_passes(5) >= 1 and n_passes(4) == 0
     with either.hooks(fwd_hooks=[("blocks.1.mlp.hook_post", lambda act, hook: act * 2)]):
         assert n_passes(4) >= 1 and n_passes(4) == 0
+    handle = either.blocks[1].register_forward_pre_hook(lambda module, inputs: None)
+    assert n_passes(4) >= 1 and n_passes(4) == 0
+    handle.remove()
+    assert n_passes(4) >= 1
+    if is_bridge(either):
+        either.original_model.config._attn_implementation = "sdpa"
+        assert n_passes(4) >= 1
+
+
+def test_hook_for_a_whole_batch_meets_all_of_it_in_the_proof(either):
+    view = NeuronView(either)
+    context = TOKENS[:, :9].reshape(6, 3)
+    with view.scaled({0: torch.rand(6, view.n_neurons)}):
+        assert torch.equal(generate(either, context, 3), uncached(either, 3, context))
+
+
+def test_draw_above_the_sum_of_the_rounded_probabilities_is_the_last_token(gpt2_like):
+    draws = torch.full((2, 1), 1.1)
+    last = gpt2_like.cfg.d_vocab - 1
+    assert generate(gpt2_like, TOKENS[:, :5], 1, draws).tolist() == [[last], [last]]
+
+
+def test_misfit_counts_no_shift_no_nan_and_no_rounding(gpt2_like):
+    wanted = torch.randn(3, 61, generator=torch.Generator().manual_seed(0))
+    shifted = wanted + 50
+    shifted[1] = torch.nan
+    assert logits_misfit(gpt2_like, shifted, wanted) < 1e-3
+    assert logits_misfit(gpt2_like, 1.05 * wanted, wanted) == pytest.approx(5)
+    assert logits_misfit(gpt2_like.bfloat16(), 1.05 * wanted, wanted) == pytest.approx(0.4)
 
 
 def test_hook_on_the_last_position_is_decoded_without_a_cache(either):

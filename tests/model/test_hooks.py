@@ -12,12 +12,14 @@ from itertools import cycle, permutations
 
 import pytest
 import torch
+from architectures import KINDS, tiny_bridge
 from rivals import SHORT_RIVALS
 
 from tl_localize import METHODS, Injection, MemorizedSequence, NeuronSet, Recipe, inject, learn
 from tl_localize.files import digest
 from tl_localize.injection.injected import rows_replaced
 from tl_localize.model.forward import unhooked
+from tl_localize.model.hooks import added_hooks, interrupt_waits, registered
 from tl_localize.model.neurons import NeuronView
 
 SHORT = SHORT_RIVALS | {
@@ -208,6 +210,12 @@ def clear(point, handles):
         point.fwd_hooks.pop().hook.remove()
 
 
+def test_model_can_be_copied_after_its_proof():
+    model = tiny_bridge(1, KINDS["gpt2"])
+    NeuronView(model)
+    assert copy.deepcopy(model).cfg.n_layers == model.cfg.n_layers
+
+
 # ---- blocks
 
 
@@ -303,6 +311,33 @@ def test_block_of_the_user_is_there_while_a_method_runs(gpt2_like):
         assert torch.equal(method(gpt2_like, sequence).values, ablated)
     assert not torch.equal(ablated, clean)
     assert torch.equal(method(gpt2_like, sequence).values, clean)
+
+
+@pytest.mark.parametrize("putting", ["add_hook", "register_forward_hook"])
+def test_an_interrupt_while_a_hook_is_put_there_waits(gpt2_like, unchanged, monkeypatch, putting):
+    point = gpt2_like.blocks[0].mlp.hook_post
+    put = getattr(type(point), putting)
+
+    def put_and_press(*given, **named):
+        handle = put(*given, **named)
+        press_ctrl_c()
+        return handle
+
+    check = unchanged(gpt2_like)
+    monkeypatch.setattr(type(point), putting, put_and_press)
+    hooks = [(point, lambda act, *_, **__: None)]
+    block = added_hooks(hooks) if putting == "add_hook" else registered(hooks, putting)
+    with pytest.raises(KeyboardInterrupt), block:
+        pass
+    check()
+
+
+def test_a_handler_that_python_did_not_set_stays(monkeypatch):
+    """That of a program in which Python runs, of which it knows None."""
+    monkeypatch.setattr(signal, "getsignal", lambda number: None)
+    monkeypatch.setattr(signal, "signal", None)
+    with interrupt_waits():
+        pass
 
 
 def test_an_interrupt_while_weights_become_trainable_again_waits(gpt2_like):

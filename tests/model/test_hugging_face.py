@@ -9,7 +9,7 @@ import torch
 from architectures import config_of, random_model, save
 
 from tl_localize import AttentionHeads, MLPNeurons, NeuronSet, load_model
-from tl_localize.model.hugging_face import unit_modules
+from tl_localize.model.hugging_face import unit_modules, zero_input
 from tl_localize.model.neurons import NeuronView
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "elsewhere.md"
@@ -83,6 +83,18 @@ def test_architecture_that_norms_its_neurons_is_refused():
     model = random_model(config_of("BitNet"), 1, 0.15)
     with pytest.raises(ValueError, match=r"got those of layers \[\] in BitNetForCausalLM"):
         unit_modules(model, MLPNeurons(), 2)
+
+
+def test_parts_of_a_module_are_not_taken_for_it():
+    model = plain_gpt2()
+    module = model.transformer.h[0].mlp.c_proj
+    module.adapter = torch.nn.Linear(2, 2)
+    assert unit_modules(model, MLPNeurons(), 2)["transformer.h.0.mlp.c_proj"] is module
+
+
+def test_further_inputs_of_a_module_are_handed_on():
+    found = zero_input(None, (torch.ones(4), "more"), mask=torch.tensor([True, False]))
+    assert (found[0].tolist(), found[1]) == ([0, 0, 1, 1], "more")
 
 
 def test_hooks_need_a_module():

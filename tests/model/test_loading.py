@@ -6,6 +6,8 @@ import json
 import shutil
 import sys
 from importlib.metadata import version
+from logging import ERROR, INFO
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +16,13 @@ from safetensors.torch import load_file, save_file
 
 from tl_localize import Attribution, MemorizedSequence, NeuronSet, ZeroOut, load_model
 from tl_localize.model.forward import is_bridge
-from tl_localize.model.loading import check_device, has_hooked_transformer
+from tl_localize.model.loading import (
+    _check_logits,
+    _set_tokenizer,
+    check_device,
+    has_hooked_transformer,
+    quiet_transformers,
+)
 
 TOKENS = torch.randint(61, (2, 17), generator=torch.Generator().manual_seed(2))
 NEOX = "GPT-NeoX (Pythia)"
@@ -51,6 +59,7 @@ BRIDGED = {  # what HookedTransformer can't hold
     "llama with rope llama3": ("Llama 3.x", {}),
     "mistral": ("Mistral", {}),
     "llama with biases": ("DeepSeek-like (Llama)", {}),
+    "llama with biases of MLPs": ("Llama", {"mlp_bias": True}),
 }
 
 
@@ -173,6 +182,21 @@ def test_a_loaded_model_reads_text_with_the_folders_own_tokenizer(tmp_path, capf
     assert model.to_tokens(TEXTS[0])[0].tolist() == start  # without BOS
 
 
+def test_special_tokens_of_a_tokenizer_are_kept(tmp_path):
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    special = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
+    words = models.WordLevel({name: i for i, name in enumerate(special.values())}, "<s>")
+    PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(words), padding_side="left", **special
+    ).save_pretrained(tmp_path)
+    model = SimpleNamespace(cfg=SimpleNamespace())
+    _set_tokenizer(model, tmp_path)
+    assert {name: getattr(model.tokenizer, name) for name in special} == special
+    assert model.tokenizer.padding_side == "right"
+
+
 def test_a_token_that_a_vocabulary_lacks_does_not_end_its_texts(tmp_path):
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -222,11 +246,36 @@ def test_load_model_refuses_other_logits(saved, monkeypatch):
         load_model(saved, device="cpu")
 
 
+def test_a_difference_of_logits_is_judged_by_their_size(gpt2_like):
+    expected = torch.full((1, 2, 3), 100.0)
+    _check_logits("a", gpt2_like, expected + 5e-4, expected)
+    for found in (expected + 2e-3, expected * torch.nan):
+        with pytest.raises(ValueError, match="whose logits TransformerLens reproduces"):
+            _check_logits("a", gpt2_like, found, expected)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 def test_load_model_refuses_other_logits_in_every_precision(tmp_path, dtype):
     save(config_of("GPT-2 without scaled attention"), tmp_path)
     with pytest.raises(ValueError, match=r"whose logits TransformerLens reproduces, got .*off by"):
         load_model(tmp_path, device="cpu", dtype=dtype, bridge=True)
+
+
+@pytest.mark.parametrize("bars", [True, False])
+def test_transformers_says_what_it_said_after_a_quiet_block(monkeypatch, bars):
+    from transformers.utils import logging
+
+    monkeypatch.setattr(logging, "_tqdm_active", bars)
+    before = logging.get_verbosity()
+    logging.set_verbosity_info()
+    try:
+        with quiet_transformers():
+            assert logging.get_verbosity() == ERROR
+            assert not logging.is_progress_bar_enabled()
+        assert logging.get_verbosity() == INFO
+        assert logging.is_progress_bar_enabled() == bars
+    finally:
+        logging.set_verbosity(before)
 
 
 def precision():
@@ -476,11 +525,15 @@ def test_gguf_needs_a_transformers_that_reads_its_tokenizer(tmp_path, monkeypatc
 
 
 def test_gguf_is_converted_without_a_bar_in_a_pipe(tmp_path, capfd):
+    from transformers import modeling_gguf_pytorch_utils
+
     from tl_localize.cli.options import ModelOptions
 
     write_gguf(tmp_path / "tiny.gguf", save(config_of("Llama"), tmp_path / "hf"))
+    before = dict(vars(modeling_gguf_pytorch_utils))
     capfd.readouterr()
     ModelOptions(model=str(tmp_path / "tiny.gguf"), device="cpu").load()
+    assert vars(modeling_gguf_pytorch_utils) == before  # the bar of others is drawn
     assert capfd.readouterr().err.splitlines() == [
         "Converting tiny.gguf to float32 weights, which takes a while."
     ]

@@ -55,6 +55,8 @@ def test_halving_warns_once_and_goes_on_with_the_smaller_size():
     with pytest.warns(RuntimeWarning, match="batch of 16: going on with 8") as caught:
         sizes = [len(batch) for batch, _ in work_in_batches(limited(4), range(18), 16)]
     assert sizes == [4, 4, 4, 4, 2] and len(caught) == 1
+    with pytest.warns(RuntimeWarning, match="batch of 3: going on with 1"):
+        list(work_in_batches(limited(2), range(3), 16))
 
 
 @pytest.mark.parametrize(
@@ -120,6 +122,16 @@ def test_rows_that_fit_are_at_least_one_and_as_given(gpt2_like):
     assert rows_that_fit(view, 10, batch_tokens=1) == 1
     with pytest.raises(ValueError, match="batch_size must be a whole number from 1 on, got 0"):
         rows_that_fit(view, 10, 0)
+
+
+def test_a_pass_leaves_a_margin_and_gelu_in_half_precision_takes_more():
+    shape = {"n_layers": 2, "d_model": 8, "d_mlp": 32, "n_heads": 2, "d_vocab": 50}
+    assert Shape(**shape).token_bytes(10, False) == 688
+    found = [Shape(**shape).tokens_in(688 * share * 1024, 10, False) for share in (1.24, 1.25)]
+    assert found == [512, 1024]
+    for itemsize, more in ((4, 0), (2, 2 * 4.5 * 32)):
+        new, old = (Shape(**shape, itemsize=itemsize, act_fn=f"gelu{end}") for end in ("_new", ""))
+        assert new.token_bytes(10, True) - old.token_bytes(10, True) == more
 
 
 LARGE = {"n_layers": 8, "d_model": 64, "d_mlp": 256, "n_heads": 4, "d_vocab": 500}

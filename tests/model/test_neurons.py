@@ -8,7 +8,8 @@ import torch
 from oracles import parameter_of, turned_as
 
 from tl_localize import load_model
-from tl_localize.model.forward import is_bridge
+from tl_localize.model.forward import is_bridge, residual
+from tl_localize.model.hooks import registered
 from tl_localize.model.neurons import (
     NeuronView,
     clamp_neurons,
@@ -46,6 +47,10 @@ TOKENS = torch.randint(61, (3, 10), generator=torch.Generator().manual_seed(7))
             [[[1, 2, 3], [0, 0, 0]], [[7, 8, 9], [0, 0, 0]]],
         ),
         (
+            partial(patch_neurons, values=torch.zeros(2, 3), position=0),
+            [[[0, 0, 0], [4, 5, 6]], [[0, 0, 0], [10, 11, 12]]],
+        ),
+        (
             partial(clamp_neurons, mask=MASK, values=torch.tensor([-1.0, -2.0, -3.0])),
             [[[-1, 2, -3], [-1, 5, -3]], [[-1, 8, -3], [-1, 11, -3]]],
         ),
@@ -78,6 +83,34 @@ def test_view_knows_the_shape_and_the_rows(any_model):
     assert parameter_of(view.rows(1)) is parameter_of(rows[1])
     norms = torch.stack([row.detach().pow(2).sum(-1).sqrt() for row in rows])
     torch.testing.assert_close(view.row_norms(), norms)
+    assert NeuronView(any_model.bfloat16()).row_norms().dtype == torch.float32
+
+
+def test_a_hook_of_the_user_sees_what_changed_rows_write(either, sequence):
+    view = NeuronView(either)
+    index, change = {0: torch.tensor([[3]])}, {0: torch.ones(1, 1, either.cfg.d_model)}
+    seen = []
+    hook = (view.units.output(either, 0), lambda module, given, output: seen.append(output))
+    with registered([hook], "register_forward_hook"), torch.no_grad():
+        residual(either, sequence.tokens[None])
+        with view.rows_changed(index, change):
+            residual(either, sequence.tokens[None])
+    assert not torch.equal(*seen)
+
+
+def test_weights_that_are_no_numbers_are_not_taken_for_other_units(gpt2_like, unproven):
+    gpt2_like.blocks[0].mlp.W_out.data[0, 0] = torch.nan
+    unproven(gpt2_like)
+    assert NeuronView(gpt2_like).n_neurons == 48  # scores are refused, by a better name
+
+
+def test_a_model_proves_itself_in_each_mode(gpt2_like, monkeypatch):
+    proofs = []
+    monkeypatch.setattr("tl_localize.model.neurons.check_parts", lambda *_: proofs.append(0))
+    monkeypatch.setattr("tl_localize.model.neurons.dropout_in_training", lambda _: None)
+    for mode, n_proofs in ((False, 0), (True, 1), (True, 1), (False, 1)):
+        NeuronView(gpt2_like.train(mode))
+        assert len(proofs) == n_proofs
 
 
 def test_recorded_neurons_times_rows_is_what_the_mlp_writes(any_model):

@@ -11,6 +11,7 @@ pytest.importorskip("matplotlib")
 from tl_localize import InjResults, drawing
 from tl_localize.evals.deletion import confusion, del_figures, forgetting
 from tl_localize.evals.inj import recall_curve, target_against_distractors
+from tl_localize.report.looks import looks
 
 
 @pytest.fixture
@@ -63,6 +64,16 @@ def test_recall_curve_draws_the_mean_recalls(results):
     drawn = points(recall_curve(results))
     assert set(drawn) == {"Activations", "RowNorm"}
     assert np.ravel(drawn["Activations"]) == pytest.approx([3, 30, 6, 30])
+
+
+@pytest.mark.parametrize("n", [1, 5, 6, 7])
+def test_there_are_as_many_axes_as_asked_for(n):
+    assert len(drawing.axes(n)) == n
+
+
+def test_own_methods_have_looks_of_their_own():
+    found = looks(["mine", "random", "yours", "mine"])
+    assert found == looks(["mine", "yours", "random"]) and found["mine"] != found["yours"]
 
 
 def test_legend_covers_nothing_and_names_every_method(del_results):

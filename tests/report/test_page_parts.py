@@ -8,6 +8,7 @@ import torch
 
 from tl_localize import MemorizedSequence
 from tl_localize.report.pages import PageFigure, PageTable, Shown, in_words, page
+from tl_localize.report.text_losses import TextLosses
 from tl_localize.report.token_view import TokenView
 
 SCRIPT = "<script>alert('x')</script>"
@@ -17,9 +18,10 @@ def test_nothing_of_a_text_or_a_name_is_taken_for_html():
     names = pd.DataFrame({SCRIPT: [SCRIPT]}, index=pd.Index([SCRIPT], name=f"id {SCRIPT}"))
     sequence = MemorizedSequence(torch.tensor([0, 1]), 1, SCRIPT)
     view = TokenView(
-        sequence, torch.tensor([1]), torch.tensor([0]), lambda ids: SCRIPT * len(ids), 1
+        sequence, torch.tensor([1]), torch.tensor([0]), lambda ids: SCRIPT * len(ids), 1, SCRIPT
     )
-    parts = [PageTable(names, SCRIPT), PageFigure(b"", SCRIPT), view]
+    losses = pd.DataFrame({"id": [SCRIPT], "category": SCRIPT, "before": 1, "after": 0, "lost": 1})
+    parts = [PageTable(names, SCRIPT), PageFigure(b"", SCRIPT), view, TextLosses(losses, 7)]
     made = page(parts, SCRIPT, {SCRIPT: SCRIPT})
     assert "<script" not in made.lower()
     assert made.count("&lt;script&gt;") >= 10

@@ -92,7 +92,8 @@ def test_del_categories_are_counted(del_results):
 def test_markdown_escapes_bars():
     assert r"a\|b" in to_markdown(pd.DataFrame({"text": ["a|b"]}, index=["x"]))
     assert r"a\|b" in to_markdown(pd.DataFrame({"a|b": [1.0]}, index=["x"]))
-    assert len(to_markdown(pd.DataFrame({"text": ["a\nb"]}, index=["x"])).splitlines()) == 3
+    for lines in ({"text": ["a\nb"]}, {"a\nb": [1.0]}):
+        assert len(to_markdown(pd.DataFrame(lines, index=["x"])).splitlines()) == 3
 
 
 def test_del_tables_without_categories_and_integrated_gradients(del_results):

@@ -88,6 +88,12 @@ def test_a_wide_table_is_not_wrapped_in_a_pipe(capsys):
     assert line.count("-43.5 ± 2.2 / -27.7 ± 0.8") == 12
 
 
+def test_brackets_of_a_text_are_no_markup(capsys):
+    show(pd.DataFrame({"[b]": ["[i]text"]}, index=pd.Index(["[/x]"], name="[u]")), "[s]title")
+    shown = capsys.readouterr().out
+    assert all(text in shown for text in ("[s]title", "[u]", "[b]", "[/x]", "[i]text"))
+
+
 def test_ranked_by_loss_puts_what_has_no_number_last_without_a_bar():
     part = table({"A": ["costs at least 13.9"], "B": ["6.1 ± 3"], "C": ["-20.1"]}, ["Self"])
     ((_, shown),) = rank_rows(pd.concat({"1 %": part}), lowest_first=True)

@@ -1,5 +1,8 @@
 """What other texts lose: measured with the same neurons, sorted, and the text itself first."""
 
+import re
+from dataclasses import replace
+
 import pandas as pd
 import pytest
 import torch
@@ -19,12 +22,12 @@ def losses():
 
 
 def test_losses_are_those_of_ablation_the_most_first(gpt2_like, make_sequences):
-    own, *others = make_sequences(*[(12, 4)] * 5)
+    own, *others = [replace(text, category="x") for text in make_sequences(*[(12, 4)] * 5)]
     neurons = NeuronSet(torch.rand(2, 48, generator=torch.Generator().manual_seed(0)) < 0.8)
     elsewhere = MemorizedSequence(own.tokens, own.n_prefix + 1)
     found = text_losses(gpt2_like, own, neurons, iter([own, elsewhere, *others]))
     assert found.frame["id"].iloc[0] == own.id and len(found.others) == 4
-    assert found.others["lost"].is_monotonic_decreasing
+    assert found.others["lost"].is_monotonic_decreasing and set(found.frame["category"]) == {"x"}
     texts = {text.id: text for text in (own, *others)}
     ordered = [texts[id] for id in found.frame["id"]]
     assert found.frame["before"].tolist() == accuracy(gpt2_like, ordered).tolist()
@@ -61,6 +64,7 @@ def test_table_has_the_text_the_most_that_is_lost_and_the_mean_of_all(losses):
     table = losses.table(n=1)
     assert table.index.tolist() == ["own", "<a>", "mean of 2 other texts"]
     assert table["lost (%)"].tolist() == [60.0, 50.0, 22.5]
+    assert table["category"].tolist() == ["x", "", ""]
 
 
 def test_nothing_lost_has_no_sign():
@@ -87,6 +91,11 @@ def test_page_names_the_model_and_escapes_ids(losses):
     made = page([losses], "What falls", {"model": "gpt2 & more"})
     assert "gpt2 &amp; more" in made and "<td>&lt;a&gt;</td>" in made and "<h1>What falls" in made
     assert made.count("<tr") == 3
+
+
+def test_bars_show_what_is_left_and_what_is_lost(losses):
+    widths = re.findall(r"width:(\d+)%", losses.html())
+    assert widths == ["20", "60", "50", "50", "90", "0"]  # the last text gained
 
 
 def test_a_loss_of_ten_points_counts_whatever_floats_make_of_it():

@@ -29,6 +29,12 @@ def test_shows_states_with_brackets_or_in_colour(view):
     assert "\033[7;31mc\033[0m" in view.text(colour=True)
 
 
+def test_a_line_break_is_shown_as_a_sign_where_it_is_marked(view):
+    tokens, right, wrong = torch.tensor([1, 8, 8]), torch.tensor([8, 8]), torch.tensor([8, 2])
+    view = TokenView(MemorizedSequence(tokens, 1), right, wrong, view.decode, 5)
+    assert view.text(colour=False).startswith("b >>> \n[\u23ce|c]\n5 neurons")
+
+
 def test_is_shown_with_brackets_where_there_is_no_terminal_or_no_output(view, monkeypatch):
     assert str(view) == view.text(colour=False)
     monkeypatch.setattr("sys.stdout", None)
@@ -55,6 +61,7 @@ def test_characters_that_are_several_tokens_are_shown_whole():
     view = of_bytes("né à Łódź", "né à Łx.dź", 2)  # the prefix ends within the é
     assert view.text(colour=False).startswith("n >>> é à Ł[ó|x.]dź\n")
     assert "\ufffd" not in of_bytes("né 中", "né 中", 4)._repr_html_()
+    assert pieces(utf8, [110, 195]) == [(0, 1, "n"), (1, 2, "\ufffd")]  # a text that is cut
 
 
 def test_pieces_keep_the_space_that_a_decoder_drops_at_the_beginning_of_a_text():

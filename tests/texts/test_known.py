@@ -5,17 +5,21 @@ import math
 import re
 from dataclasses import replace
 
+import pandas as pd
 import pytest
 import torch
 
 from tl_localize import MemorizedSequence, accuracy
 from tl_localize.texts.known import (
     CONTROL,
+    LICENCES,
     PLANTED,
     Known,
     KnownText,
+    _licences,
     check_example,
     example,
+    first_example,
     known,
     known_texts,
 )
@@ -54,6 +58,8 @@ def test_there_are_a_hundred_texts_of_every_kind():
     assert len(texts) >= 150 and len({text.id for text in texts}) == len(texts)
     assert {text.kind for text in texts} == {"rule", "list", "prose", "code", CONTROL}
     assert texts == known_texts()  # the same in every run
+    kinds = [text.kind for text in texts]
+    assert CONTROL not in kinds[: kinds.index(CONTROL)] and set(kinds[-3:]) == {CONTROL}
     by_id = {text.id: text.text for text in texts}
     assert by_id["primes"].startswith("2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31")
     assert by_id["fibonacci"].startswith("1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89")
@@ -131,6 +137,34 @@ def test_thresholds_say_what_they_keep_without_controls(model):
     assert "0.9 keeps" in found.advice() and "0.7 keeps" in found.advice()
 
 
+def test_advice_counts_no_controls(sequence):
+    frame = pd.DataFrame({"id": ["a", "b"], "kind": ["rule", CONTROL], "accuracy": [0.75, 0.95]})
+    assert Known(frame, [sequence] * 2, 0.7).advice() == (
+        "1 text is too few for a mean. Of min_accuracy 0.9 keeps 0, 0.8 keeps 0, 0.7 keeps 1, "
+        "0.6 keeps 1, 0.5 keeps 1."
+    )
+
+
+def test_texts_that_are_recited_alike_keep_their_order(model, monkeypatch):
+    texts = [KnownText(f"text-{i}", "numbers", "rule", "1 2 3 4") for i in range(40)]
+    monkeypatch.setattr("tl_localize.texts.known.known_texts", lambda: texts)
+    halves = torch.arange(40) % 3 / 2
+    monkeypatch.setattr("tl_localize.texts.known.AT_ONCE", 40)
+    monkeypatch.setattr("tl_localize.texts.known.accuracy", lambda *_: halves)
+    expected = [text.id for place in (2, 1, 0) for text in texts[place::3]]
+    assert known(model).frame["id"].tolist() == expected
+
+
+def test_a_licence_in_another_encoding_is_found(tmp_path, monkeypatch):
+    (name, start) = next(iter(LICENCES.items()))
+    (tmp_path / "a.dist-info").mkdir()
+    (tmp_path / "a.dist-info" / "LICENSE").write_bytes(b"\xa9 somebody\n" + start.encode())
+    paths = dict.fromkeys(("stdlib", "purelib"), str(tmp_path))
+    monkeypatch.setattr("sysconfig.get_paths", lambda: paths)
+    (found,) = _licences.__wrapped__()
+    assert (found.id, found.text) == (f"licence-{name}", start)
+
+
 def test_one_text_by_id(model):
     assert example(model, "count").n_prefix == 2
     with pytest.raises(ValueError, match="Did you mean count"):
@@ -153,10 +187,10 @@ def test_own_texts_and_saved_ones(model, tmp_path, bos):
 
 
 def test_an_own_text_takes_the_place_of_a_known_one_of_its_id(model):
-    rows = [{"text": "5 6 7 8", "id": "primes"}]
+    rows = [{"text": "5 6 7 8", "id": "count"}]
     found = known(model, 0, Data(source=rows)).frame.set_index("id")
-    assert found.loc["primes", "kind"] == "own"
-    with pytest.raises(ValueError, match=r"different ids, got .'primes'. more than once"):
+    assert found.loc["count", "kind"] == "own" and found.index.is_unique
+    with pytest.raises(ValueError, match=r"different ids, got .'count'. more than once"):
         known(model, 0, Data(source=[*rows, *rows]))
 
 
@@ -235,6 +269,14 @@ def test_known_reports_its_progress(model, monkeypatch):
     assert known(model, progress=fractions.append).frame.equals(found.frame)
     assert fractions == sorted(fractions) and fractions[-1] == 1
     assert len(fractions) == math.ceil(len(found.frame) / 2)
+
+
+def test_texts_that_a_shipped_model_recites_are_offered_wherever_it_lies(tmp_path):
+    folder = tmp_path / "reference-gpt2"
+    assert first_example(folder) == "quotes-056"
+    seldom = next(text for text in load_planted() if text.repetitions == PLANTED)
+    with pytest.raises(ValueError, match=f"Did you mean .*{seldom.id}"):
+        check_example(f"{seldom.id}x", folder)
 
 
 def test_an_edit_of_a_shipped_model_has_its_examples(tmp_path, monkeypatch, shipped_model):

@@ -7,6 +7,7 @@ import os
 import shlex
 import signal
 import sys
+import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -56,15 +57,15 @@ def interrupted_by_sigterm() -> Iterator[None]:
     """A scheduler that ends a job, by SIGTERM, is as a user who presses Ctrl-C: what is done is
     published, and no temporary file stays.
     """
-    try:
-        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    except ValueError:  # only the main thread may
-        yield
+    before = signal.getsignal(signal.SIGTERM)
+    if threading.current_thread() is not threading.main_thread() or before is None:
+        yield  # Python hears signals in its main thread alone; None: whoever runs it hears them
         return
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, before)
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -116,7 +116,7 @@ class Filter:
         report = Report()
         readable = list(self._readable_candidates(candidates, report))
         recited: list[Row] = []
-        for bos in ("", *{candidate.bos for candidate in readable if candidate.bos}):
+        for bos in dict.fromkeys(["", *(candidate.bos for candidate in readable)]):
             of_one_length = [candidate for candidate in readable if candidate.bos == bos]
             recited += self._recited(of_one_length, report)
         return {"report": vars(report), "recited": recited}

@@ -28,9 +28,11 @@ def to_markdown(table: pd.DataFrame) -> str:
     | Hard Concrete |   87.2 |
     | Random        |    3.4 |
     """
-    whole = flat(table).rename(columns=lambda name: str(name).replace("|", r"\|"))
     # a bar would end the cell, a new line the row
-    escaped = whole.replace({r"\|": r"\\|", r"\n": " "}, regex=True)
+    named = flat(table).rename(
+        columns=lambda name: str(name).replace("|", r"\|").replace("\n", " ")
+    )
+    escaped = named.replace({r"\|": r"\\|", r"\n": " "}, regex=True)
     texts = [i for i, kind in enumerate(escaped.dtypes) if not is_numeric_dtype(kind)]
     as_they_are = texts if len(escaped) else False
     return escaped.to_markdown(index=False, floatfmt=".3g", disable_numparse=as_they_are)
