@@ -34,6 +34,10 @@ times those of ``erase`` and of a first guess.
   gone and the others had lost more than the price. So there rows begin at a 64th of it and have at
   most 48 steps. Decided when these edits had been seen, and three on a dev text at a 16th, where
   the others had lost more than a point at the first look of two of them.
+  Unlearning of whole weights is too fast there as well: gradient difference took nothing at a price
+  of a point, at each of nine searches of a rate (five on W_out, four on the MLPs): after four steps
+  at most the others had lost more than 3 points. So the search of all four kinds begins at a 64th
+  of these rates there, with 48 steps, like the rows. Decided before NPO was measured.
 * Self at Neg = -0.3, -1 and -3: for each text the lowest accuracy among the states of its edit, the
   unedited one included, at which the others have lost no more; extraction and KL are that state's.
 * Resurfacing: from the first state in which 30 % of the text or less are left, 50 steps of Adam
@@ -93,8 +97,8 @@ DEFAULT = "default of erase"
 RESURFACED = (TESTED, "random 2 %", "all rows", "difference on MLPs", "npo on MLPs", DEFAULT)
 TRAINING_RATE, AT_STEPS, N_TRAINING = 5e-5, (1, 5, 20, 50), 2
 RATES = [ROWS_RATE, WEIGHTS_RATE, TRAINING_RATE]
-# the rate of rows, and their steps, on a model that needs smaller ones
-SLOW = {"gemma-3-270m-q4_k_m": (ROWS_RATE / 64, 48)}
+# what rates are divided by, and the steps, on a model that needs smaller ones
+SLOW = {"gemma-3-270m-q4_k_m": (64, 48)}
 N_INJECTED, INJECTED_SHARE, INJECTION_RATE = 3, 0.03, 0.01
 INJECTED_STEPS, NO_PRICE = 72, 100.0
 INJECTED_NAMING = ("true", "gradient_alignment", "activation_contrast", "activations", "random")
@@ -147,14 +151,20 @@ def at_rates(edits, rates):
 
 
 def as_slow(edits, model_name):
-    """Edits of rows in steps as small as a model needs them; other edits as they are."""
+    """Edits in steps as small as a model needs them; those that have a rate as they are."""
     if Path(model_name).stem not in SLOW:
         return edits
-    rate, max_steps = SLOW[Path(model_name).stem]
+    divisor, max_steps = SLOW[Path(model_name).stem]
     return [
-        edit if edit.objective or edit.rate else replace(edit, rate=rate, max_steps=max_steps)
+        edit if edit.rate else replace(edit, rate=edit.first_rate / divisor, max_steps=max_steps)
         for edit in edits
     ]
+
+
+def tried_rates(model_name):
+    """The rates of unlearning that a search begins with."""
+    divisor, _ = SLOW.get(Path(model_name).stem, (1, MAX_STEPS))
+    return [rate / divisor for rate in TRIED_RATES]
 
 
 ALL_ROWS = Edit("all rows", "random", 1.0)
@@ -312,7 +322,7 @@ def resurfacing_table(found):
     return pd.DataFrame.from_dict(rows, orient="index")
 
 
-def search_rates(model, texts, others, general_tokens, steps):
+def search_rates(model, texts, others, general_tokens, edits, rates, steps):
     """Self (a fraction) where the others have lost 1 point, of each kind of unlearning, rate and
     dev text: method, ratio (the rate), sequence_id, self_1.
     """
@@ -330,8 +340,8 @@ def search_rates(model, texts, others, general_tokens, steps):
         return pd.Series(found)
 
     rows = []
-    for edit in unlearning():
-        by_rate = {rate: lost(replace(edit, rate=rate)) for rate in TRIED_RATES}
+    for edit in edits:
+        by_rate = {rate: lost(replace(edit, rate=rate)) for rate in rates}
         while rate := beyond({rate: found.mean() for rate, found in by_rate.items()}):
             by_rate[rate] = lost(replace(edit, rate=rate))
         rows += [
@@ -469,7 +479,9 @@ def searched(model, model_name, data, edit_steps, publish):
     sequences, n_dev, general_tokens = data
     others = sequences[n_dev + N_TARGETS :][:N_OTHERS]
     texts = sequences[:n_dev][-N_SEARCHED:]
-    found = search_rates(model, texts, others, general_tokens, edit_steps)
+    edits = as_slow(unlearning(), model_name)
+    given = (texts, others, general_tokens, edits, tried_rates(model_name))
+    found = search_rates(model, *given, edit_steps)
     about = f"Self at Neg = -1 (points) by the rate of unlearning, mean over {len(texts)} dev texts"
     publish(rates_table(found).round(1), model_name, "erase_rates", about)
     return found
@@ -485,7 +497,7 @@ def rates(searched):
 def frame(model, model_name, data, rates, edit_steps, request, publish):
     sequences, n_dev, general_tokens = data
     n_targets = request.config.getoption("--limit") or N_TARGETS
-    edits = as_slow(at_rates(EDITS, rates), model_name)
+    edits = at_rates(as_slow(EDITS, model_name), rates)
     found = measure_all(model, sequences, n_dev, n_targets, general_tokens, edits, edit_steps)
     measured = frame_of(found)
     about = f"mean ± standard error over {n_targets} texts"
@@ -566,8 +578,15 @@ def test_smoke_a_search_goes_on_beyond_its_ends():
 
 
 @pytest.mark.smoke
-def test_smoke_rows_alone_have_small_steps_and_on_one_model():
-    slow = as_slow(EDITS, "folder/gemma-3-270m-q4_k_m.gguf")
-    changed = [edit.name for edit, other in zip(EDITS, slow, strict=True) if edit != other]
-    assert changed == [edit.name for edit in EDITS if edit.method and edit.name != DEFAULT]
+def test_smoke_steps_are_small_on_one_model_but_those_of_the_default():
+    gemma = "folder/gemma-3-270m-q4_k_m.gguf"
+    changed = {edit.name: edit for edit in as_slow(EDITS, gemma)}
+    for edit in EDITS:
+        slow = changed[edit.name]
+        expected = (edit.learning_rate, edit.max_steps)
+        if edit.name != DEFAULT:
+            expected = (edit.learning_rate / 64, 48)
+        assert (slow.learning_rate, slow.max_steps) == pytest.approx(expected)
+    assert tried_rates(gemma) == [rate / 64 for rate in tried_rates("reference-gpt2")]
     assert as_slow(EDITS, "reference-gpt2") == EDITS
+    assert tried_rates("reference-gpt2") == list(TRIED_RATES)
