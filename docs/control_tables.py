@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 from cells import TITLES, markdown, mean_with_interval, with_interval  # noqa: E402
 
-from tl_localize.stats import N_RESAMPLES  # noqa: E402
+from tl_localize.stats import N_RESAMPLES, expanded_tail  # noqa: E402
 
 WHOSE = ("self", "neg")
 CONTROLS = {
@@ -81,6 +81,7 @@ def written_minus_memorized(losses: pd.Series) -> str:
         values,
         difference,
         method="percentile",
+        confidence_level=1 - 2 * expanded_tail(min(map(len, values))),
         n_resamples=N_RESAMPLES,
         rng=np.random.default_rng(0),
     )

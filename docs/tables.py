@@ -9,8 +9,8 @@ A table stands on its page between two comments, and this script writes what is 
     <!-- end -->
 
 Numbers come from the frames in benchmarks/expected, one row for each text, and are means with a
-95 % interval over texts (bootstrap). Where an earlier run kept no frame they come from the tables
-in docs/results that the commands wrote.
+95 % interval over texts (``tl_localize.stats.bootstrap``). Where an earlier run kept no frame they
+come from the tables in docs/results that the commands wrote.
 
 The tables of DEL and INJ in docs/results, as the commands write them, are made of the same frames.
 Here stands which tables there are; how one is made, in the file of its benchmark (*_tables.py).

@@ -94,11 +94,15 @@ def test_at_cost_says_what_the_first_point_costs():
     assert at_cost(30.0, costs, gains) == "-"
 
 
-def test_bootstrap_of_a_mean_is_near_its_normal_interval():
-    values = np.random.default_rng(3).normal(5, 2, 60)
-    low, high = bootstrap(60, lambda drawn: values[drawn].mean(1))
-    width = 1.96 * scipy_stats.sem(values)
-    assert (low, high) == pytest.approx((values.mean() - width, values.mean() + width), abs=0.1)
+@pytest.mark.parametrize("n", [6, 12, 60])
+def test_bootstrap_of_a_mean_is_near_its_interval_of_student(n):
+    values = scipy_stats.norm.ppf((np.arange(n) + 0.5) / n, 5, 2)
+    found = bootstrap(n, lambda drawn: values[drawn].mean(1))
+    width = scipy_stats.t.ppf(0.975, n - 1) * scipy_stats.sem(values)
+    wanted = values.mean() - width, values.mean() + width
+    assert found == pytest.approx(wanted, abs=0.1 * width)
+    plain = 1.96 * values.std() / math.sqrt(n)  # what percentiles of 2.5 % would give
+    assert n > 12 or plain < 0.9 * width
 
 
 def test_bootstrap_is_nan_where_the_number_often_does_not_exist():

@@ -190,9 +190,11 @@ def bootstrap(
     statistic: Callable[[np.ndarray], np.ndarray],
     n_resamples: int = N_RESAMPLES,
 ) -> tuple[float, float]:
-    """95 % interval of a number by resampling n observations with replacement (percentiles); nan
-    where n is below 2. A resample in which the number does not exist counts as lower than all
-    others at the lower end, and as higher at the upper one; nan where one in forty is such.
+    """95 % interval of a number by resampling n observations with replacement; nan where n is
+    below 2. Its ends are the percentiles that make the interval of a normal mean as wide as
+    Student's (the expanded percentiles of Hesterberg 2015, arXiv:1411.5279): plain ones are too
+    narrow for few observations. A resample in which the number does not exist counts as lower than
+    all others at the lower end, and as higher at the upper one; nan where one in forty is such.
 
     Args:
         statistic: the number of each resample, given the places of the observations that were
@@ -206,11 +208,23 @@ def bootstrap(
     found = _resampled(n, statistic, n_resamples)
     if found is None:
         return math.nan, math.nan
+    tail = expanded_tail(n)
     low, high = (
-        float(np.percentile(np.nan_to_num(found, nan=worst), q))
-        for worst, q in ((-math.inf, 2.5), (math.inf, 97.5))
+        float(np.quantile(np.nan_to_num(found, nan=worst), q, method="nearest"))
+        for worst, q in ((-math.inf, tail), (math.inf, 1 - tail))
     )
     return (low, high) if math.isfinite(high - low) else (math.nan, math.nan)
+
+
+def expanded_tail(n: int) -> float:
+    """The share of the resamples of n observations that lies beyond each end of ``bootstrap``'s
+    interval: below 0.025, which it tends to for many.
+
+    >>> [round(expanded_tail(n), 4) for n in (4, 12, 1000)]
+    [0.0001, 0.0108, 0.0248]
+    """
+    width = math.sqrt(n / (n - 1)) * stats.t.ppf(1 - ALPHA / 2, n - 1)
+    return float(stats.norm.sf(width))
 
 
 def bootstrap_error(n: int, statistic: Callable[[np.ndarray], np.ndarray]) -> float:
