@@ -560,6 +560,28 @@ def test_fewer_rows_are_trained_faster_unless_a_rate_is_given(model, texts, how)
         assert settings["learning_rate"] == pytest.approx(0.001 * (0.002 / share) ** 0.6)
 
 
+def test_a_training_that_passes_its_price_at_once_begins_again_in_smaller_steps(
+    model, texts, how, monkeypatch
+):
+    module = import_module("tl_localize.erasure.erase")  # not the function of this name
+    monkeypatch.setattr(module, "SMALLER_RATES", (100, 25, 1))
+    how = how | {"share": 0.4, "max_recited": 0, "max_steps": 12, "max_perplexity_rise": 3}
+    said = []
+    found = erase(model, texts[0], **how, progress=lambda done, text: said.append(text))
+    default = 0.001 * 0.005**0.6
+    assert found.settings["learning_rate"] == pytest.approx(default)
+    assert found.settings["steps"] >= 8 and found.within_price
+    again = [text for text in said if text.startswith("the price was passed")]
+    assert [float(text.split()[-1]) for text in again] == pytest.approx(
+        [25 * default, default], rel=0.1
+    )
+    asked = erase(model, texts[0], **how, learning_rate=default)
+    assert torch.equal(asked.edit.rows, found.edit.rows)
+    large = erase(model, texts[0], **how, learning_rate=100 * default)
+    assert large.settings["learning_rate"] == 100 * default  # as it is asked for
+    assert large.settings["steps"] < 8
+
+
 def test_an_erased_text_or_a_part_of_it_is_no_other_text_though_it_is_recited(model, texts, how):
     part = replace(texts[0], tokens=texts[0].tokens[1:], n_prefix=2)
     for own, check in ((texts[0], True), (part, False)):

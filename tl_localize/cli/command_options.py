@@ -141,7 +141,11 @@ class EraseOptions:
         float, Parameter(help="Percent by which the perplexity of general text may rise.")
     ] = 5.0
     learning_rate: Annotated[
-        float | None, Parameter(help="Of the training, at its start. Default: by --share.")
+        float | None,
+        Parameter(
+            help="Of the training, at its start. Default: by --share, and smaller where the price "
+            "is passed in the first steps."
+        ),
     ] = None
     max_steps: Annotated[int, Parameter(validator=FROM_ONE, help="Of the training.")] = 48
     seed: Annotated[

@@ -62,6 +62,8 @@ SHARE = 0.02  # of the rows of each layer that are trained
 MAX_STEPS = 48
 GROWTH = 1.1  # of the learning rate, from step to step: few steps serve any model
 CHECK_EVERY = 2  # training steps between two looks at the price
+LEAST_STEPS = 8  # to the price: where fewer pass it, they are too large
+SMALLER_RATES = (1, 1 / 4, 1 / 16, 1 / 64, 1 / 256)  # that are tried then
 N_HALVINGS = 6  # of the interval in which the smallest set lies
 N_BETWEEN = 4  # of the way from the last state within the price to the next one
 
@@ -181,8 +183,9 @@ def erase(
         max_recited: mean accuracy at which the texts count as erased, a fraction.
         max_others_lost: accuracy that the others may lose, in points.
         max_perplexity_rise: of general text, in percent.
-        learning_rate: at the start, from where it grows by a tenth in each step; by default
-            ``0.001 (0.002 / share) ** 0.6``.
+        learning_rate: at the start, from where it grows by a tenth in each step. By default
+            ``0.001 (0.002 / share) ** 0.6``; where the price is passed within six steps, the
+            training begins again at a quarter of it, four times at most.
         max_steps: of the training.
         seed: of the texts that the model writes, and of the choice of others.
         check: whether texts that the model does not recite are an error, and others that it does
@@ -200,7 +203,7 @@ def erase(
     """
     check_training(edit, share, learning_rate, max_steps)
     check_seed(seed)
-    rate = 0.001 * (0.002 / share) ** 0.6 if learning_rate is None else learning_rate
+    rates = tried_rates(share) if learning_rate is None else [learning_rate]
     goal = Goal(max_recited, Price(max_others_lost, max_perplexity_rise))
     if method is None:
         method = DEFAULT_METHODS[edit]()
@@ -221,7 +224,7 @@ def erase(
     if edit == "rows":
         named = [own.top_k(share, first_layer=first_layer_of(own)) for own in scores]
         neurons = reduce(or_, named)
-        states, n_steps = train_rows(trial, neurons, rate, max_steps, seed, report)
+        states, n_steps, rate = train_slowly(trial, neurons, rates, max_steps, seed, report)
         state = nearest_to_price(trial, states, report)
         settings |= {"share": share, "learning_rate": rate, "steps": n_steps}
         settings |= {"max_steps": max_steps}
@@ -370,6 +373,30 @@ def find_smallest(trial: Trial, scores: NeuronScores, report: TextReport) -> Sta
 
 
 # Trained rows
+
+
+def tried_rates(share: Real) -> list[float]:
+    """Learning rates at the start, the largest first: fewer rows are trained faster."""
+    return [0.001 * (0.002 / float(share)) ** 0.6 * smaller for smaller in SMALLER_RATES]
+
+
+def train_slowly(
+    trial: Trial,
+    neurons: NeuronSet,
+    rates: Sequence[Real],
+    max_steps: int,
+    seed: int,
+    report: TextReport,
+) -> tuple[list[State], int, Real]:
+    """``train_rows`` at the first rate that does not pass the price in the first steps, and that
+    rate.
+    """
+    rate, *smaller = rates
+    states, n_steps = train_rows(trial, neurons, rate, max_steps, seed, report)
+    if not smaller or n_steps >= LEAST_STEPS or trial.keeps_price(states[-1]):
+        return states, n_steps, rate
+    report(0.0, f"the price was passed: again at a learning rate of {smaller[0]:.2g}")
+    return train_slowly(trial, neurons, smaller, max_steps, seed, report)
 
 
 @torch.inference_mode(False)  # whatever mode the caller is in
