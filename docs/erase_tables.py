@@ -47,6 +47,7 @@ COMPARED_EDITS = (
     ("iterative_attribution 2 %", "random 2 %"),  # added when all had been seen
 )
 N_COMPARED = 17  # edits that are compared with it on each model, also where some are still to come
+SMALLER_STEPS = "erase_smaller_steps"
 ASKED_ROWS = "iterative_attribution"
 COMPARED_ROWS = ("activation_contrast", "random", "all rows")
 N_ROW_TESTS = 12  # three on each of four models, also where some are still to come
@@ -164,6 +165,29 @@ def erase_methods_table() -> str:
             rows.append([f"{title} ({len(asked)} texts)", edit_title(edit), *cells, kl, gap])
     titles = ["change of the text", "still written (%)", "change of others, not watched", "KL"]
     return markdown(["model", "rows", *titles, f"{edit_title(ASKED_ROWS)} minus it"], rows)
+
+
+def smaller_steps_table() -> str:
+    """What ``erase`` takes at its first learning rate, and in the smaller steps in which it begins
+    again, of the same texts.
+    """
+    rows = []
+    for title, model in MODELS.items():
+        if f"{SMALLER_STEPS}-{model}" not in names():
+            continue
+        first, smaller = (edits_of(f"{kind}-{model}") for kind in ("erase_methods", SMALLER_STEPS))
+        for edit, now in smaller.items():
+            before = first[edit].loc[now.index]
+            cells = [
+                mean_with_interval(found[measure])
+                for measure in ("self_1", "delta_others_accuracy")
+                for found in (before, now)
+            ]
+            gap = with_t_interval(now["self_1"] - before["self_1"])
+            rows.append([f"{title} ({len(now)} texts)", edit_title(edit), *cells, gap])
+    text, others = "change of the text", "change of others, not watched"
+    steps = [f"{what}, {size} steps" for what in (text, others) for size in ("large", "small")]
+    return markdown(["model", "rows", *steps, "small minus large, of the text"], rows)
 
 
 def return_table(model: str) -> str:

@@ -77,6 +77,7 @@ from erase_tables import (  # noqa: E402
     front_edits_table,
     rates_table,
     return_table,
+    smaller_steps_table,
     truth_table,
 )
 from injection_tables import (  # noqa: E402
@@ -396,6 +397,7 @@ for shipped in (GPT2, PYTHIA):
     TABLES[f"single-layers-{shipped}"] = partial(layers_of_shipped, shipped)
 TABLES["erasures"] = erasures_table
 TABLES["erase-methods"] = erase_methods_table
+TABLES["erase-smaller-steps"] = smaller_steps_table
 TABLES["erase-pairs"] = erase_pairs_table
 TABLES["erase-rates"] = partial(rates_table, {**SHIPPED, "SmolLM2": SMOLLM2})
 TABLES["erase-smollm2"] = partial(erase_table, SMOLLM2)

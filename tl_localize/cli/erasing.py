@@ -153,7 +153,8 @@ def show_erasure(erasure: Erasure) -> None:
     show(changes_by_layer(erasure), "What was changed, by layer:")
     show(erasure.table(), "Before and after:")
     if erasure.missed:
-        more = "" if settings["edit"] == "ablate" else ", more --max-steps or another --share"
+        more = ", more --max-steps, another --share or a smaller --learning-rate"
+        more = "" if settings["edit"] == "ablate" else more
         say(f"{erasure.missed} Allow a higher price{more}.")
 
 
