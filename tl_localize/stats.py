@@ -200,8 +200,8 @@ def bootstrap(
         statistic: the number of each resample, given the places of the observations that were
             drawn, [resample n].
 
-    >>> values = np.array([1.0, 2.0, 4.0, 9.0])
-    >>> low, high = bootstrap(4, lambda drawn: values[drawn].mean(1))
+    >>> values = np.array([1.0, 2.0, 2.0, 4.0, 6.0, 9.0])
+    >>> low, high = bootstrap(6, lambda drawn: values[drawn].mean(1))
     >>> 1 < low < 4 < high < 9
     True
     """
