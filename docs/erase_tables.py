@@ -85,7 +85,7 @@ def erase_table(model: str) -> str:
         if edit != TESTED_EDIT:
             both = pd.concat([tested, rows_of["self_1"]], axis=1, keys=["tested", "other"]).dropna()
             p = np.minimum(1.0, paired_test(both["tested"], both["other"]) * N_COMPARED)
-            gap = f"{mean_with_interval(both['tested'] - both['other'])} (p = {power(p)})"
+            gap = f"{with_t_interval(both['tested'] - both['other'])} (p = {power(p)})"
         rows.append([edit_title(edit), *prices, *also, gap])
     prices = [f"Self at Neg = -{price}" for price in ("0.3", "1", "3")]
     also = ["extracted at -1 (%)", "KL at -1", f"{edit_title(TESTED_EDIT)} minus it at -1"]
