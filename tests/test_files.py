@@ -34,7 +34,7 @@ def test_prepare_folder_makes_missing_parents_and_rejects_a_file_in_the_way(tmp_
 
 
 def test_prepare_folder_tries_to_write(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "TemporaryFile", lambda dir: no_room())
+    monkeypatch.setattr(files, "TemporaryFile", lambda **_: no_room())
     with pytest.raises(ValueError, match=r"folder must be writable, got .*no room on the disk"):
         prepare_folder(tmp_path)
 

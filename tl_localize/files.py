@@ -202,7 +202,7 @@ def prepare_folder(folder: str | Path) -> Path:
     path = Path(folder)
     with _writing_in(folder):
         path.mkdir(parents=True, exist_ok=True)
-        TemporaryFile(dir=path).close()
+        write_probe(path)
     return path
 
 
@@ -211,7 +211,12 @@ def check_writable(folder: str | Path) -> None:
     path = Path(folder)
     with _writing_in(folder):
         there = next(place for place in (path, *path.parents) if place.exists())
-        TemporaryFile(dir=there).close()
+        write_probe(there)
+
+
+def write_probe(folder: Path) -> None:
+    """Write and remove a file, which other processes know as a temporary one."""
+    TemporaryFile(dir=folder, prefix=".", suffix=f".{secrets.token_hex(8)}.tmp").close()
 
 
 def check_out_file(path: str | Path, suffix: str) -> None:

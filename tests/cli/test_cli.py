@@ -272,6 +272,21 @@ def test_localize_explains_a_mistake_in_one_line(run, arguments, message):
     assert result.exit_code == 2 and message in result.stderr
 
 
+def test_localize_says_where_memory_does_not_suffice(run, monkeypatch):
+    from tl_localize.methods import Activations
+
+    errors = [RuntimeError("another"), torch.OutOfMemoryError("CUDA out of memory.")]
+
+    def failing(*given, **options):
+        raise errors.pop()
+
+    monkeypatch.setattr(Activations, "attribute_batch", failing)
+    result = run.localize("--force --method activations")
+    assert result.exit_code == 1 and "got too little. Take --dtype" in result.stderr
+    with pytest.raises(RuntimeError, match="another"):
+        run.localize("--force --method activations")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -684,6 +699,26 @@ def test_known_says_what_to_do_where_nothing_is_known(run, monkeypatch, tmp_path
     assert result.stderr.splitlines()[-1].startswith(
         "Next: tl-localize collect --model reference-gpt2 --data CORPUS finds texts"
     )
+
+
+def test_known_does_not_write_over_its_data(run, tmp_path):
+    mine = tmp_path / "mine.jsonl"
+    mine.write_text('{"text": "mine"}\n')
+    result = run(f"known --data {mine} --out {tmp_path}/../{tmp_path.name}/mine.jsonl")
+    assert result.exit_code == 2 and "out must be another file than the data" in result.stderr
+    assert mine.read_text() == '{"text": "mine"}\n'
+
+
+def test_an_interruption_before_anything_is_computed_is_one(run, monkeypatch):
+    from tl_localize.evals import InjBenchmark
+
+    def interrupted(*given):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(InjBenchmark, "settings", interrupted)
+    result = run.inj(f"{INJ} random")
+    assert result.exit_code == 130 and "Interrupted." in result.stderr
+    assert "folder must hold" not in result.stderr
 
 
 def test_localize_says_where_it_names_more_than_the_method_looked_for(gpt2_like, capsys):

@@ -81,6 +81,7 @@ def run(model_dir, tmp_path):
     def call(command, *arguments, out="out"):
         return tell(command, *arguments, "--model", model_dir, "--out", tmp_path / out)
 
+    call.model_dir = model_dir
     return call
 
 
@@ -168,16 +169,29 @@ def test_options_of_collect_have_the_defaults_of_the_criteria():
     assert vars(Criteria()).items() <= (vars(CollectOptions()) | {"ngram": 5}).items()
 
 
-def test_collect_writes_general_text_that_shares_no_run_with_the_collected(run, recited, tmp_path):
+@pytest.mark.parametrize("length", [40, 128])
+def test_collect_writes_general_text_that_shares_no_run_with_the_collected(
+    run, recited, tmp_path, monkeypatch, length
+):
+    from tl_localize.model.loading import load_model
     from tl_localize.texts.readers import read_tokens
 
+    monkeypatch.setattr("tl_localize.cli.collecting.GENERAL_LENGTH", length)
+    length = min(length, load_model(run.model_dir).cfg.n_ctx)
     general = np.random.default_rng(1).integers(256, size=(5, 140))
     rows = np.concatenate([np.pad(recited, ((0, 0), (0, 110))), general])
     np.save(tmp_path / "long.npy", rows)
     good(run(f"collect {LOOSE}", tmp_path / "long.npy"))
     found = read_tokens(tmp_path / "out" / "general.safetensors")
-    assert found.shape == (5, 128)
-    assert all(row.tolist() in general[:, :128].tolist() for row in found)
+    assert found.shape == (5, length)
+    assert all(row.tolist() in general[:, :length].tolist() for row in found)
+
+
+def test_collect_counts_a_row_without_token_ids_as_too_short(run, recited, tmp_path):
+    rows = [*recited.tolist(), []]
+    (tmp_path / "c.jsonl").write_text("".join(json.dumps({"tokens": row}) + "\n" for row in rows))
+    good(run(f"collect {LOOSE}", tmp_path / "c.jsonl"))
+    assert collected(tmp_path / "out")["report"]["removed"]["too short"] == 1
 
 
 def test_collect_reads_text_and_counts_empty_and_short_lines(run, tmp_path):
@@ -194,6 +208,7 @@ def test_collect_reads_text_and_counts_empty_and_short_lines(run, tmp_path):
     ("arguments", "message"),
     [
         ("", "data must be given for"),
+        ("--key body", "key must be given with --data, got 'body' alone"),
         ("--data nowhere.npy", "nowhere.npy"),
         ("--windows all", 'unable to convert "all" into int'),
         ("--min-accuracy 90", "min_accuracy must be a number in [0, 1], got 90"),

@@ -67,6 +67,13 @@ def test_perplexity_split_shares_no_run_with_the_collected():
     assert len(short) == 49 and rows[7, 3:8].tolist() not in short.tolist()
 
 
+def test_perplexity_split_holds_no_collected_text_that_is_shorter_than_a_run():
+    rows = np.arange(90).reshape(3, 30)
+    pair = [MemorizedSequence(torch.tensor(rows[0, 4:12]), 3)]
+    pair.append(MemorizedSequence(torch.tensor([99, *rows[1, 5:12]]), 3, bos="<s>"))
+    assert perplexity_split(rows, pair, length=30).tolist() == [rows[2].tolist()]
+
+
 def test_perplexity_split_gives_every_sequence_the_same_chance():
     rows = np.arange(20)[:, None] * np.ones(3, dtype=np.int64)[None]
     drawn = [

@@ -499,6 +499,24 @@ def test_erase_refuses(model, texts, how, given, message):
         erase(model, texts[0], **how | given)
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"method": "attribution"}, r"objects that score .* got \['attribution'\]"),
+        ({"method": Attribution}, "objects that score"),
+        ({"others": ["a text"]}, "sequence must be a MemorizedSequence, got str"),
+    ],
+)
+def test_erase_names_what_is_no_method_or_no_text(model, texts, how, given, message):
+    with pytest.raises(TypeError, match=message):
+        erase(model, texts[0], **how | given)
+
+
+def test_a_single_other_text_is_too_few(model, texts, how):
+    with pytest.raises(ValueError, match=r"others must be at least 2 texts .* got 1 of 1"):
+        erase(model, texts[0], **how | {"others": texts[1]})
+
+
 def test_a_part_of_the_text_is_no_other_text(model, texts, how):
     part = replace(texts[0], tokens=texts[0].tokens[1:], n_prefix=2)
     with pytest.raises(ValueError, match=r"others must be at least 2 texts .* got 1 of 2"):

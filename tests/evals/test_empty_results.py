@@ -56,6 +56,13 @@ def test_results_without_rows_are_saved_and_have_no_figure(kind, tmp_path):
     assert draw(empty) == {}
 
 
+def test_a_run_whose_confusion_is_lost_has_its_other_figure(del_results):
+    lost = replace(del_results, confusion={})
+    assert list(del_figures(lost)) == ["del_forgetting"]
+    with pytest.raises(ValueError, match="results must hold confusion matrices, got none"):
+        confusion(lost)
+
+
 @pytest.mark.parametrize(
     ("draw", "kind"),
     [

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import signal
+import tempfile
 import threading
 import time
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ import torch
 from folders import Counted, files_of, spoil
 from kill import forked
 
-from tl_localize import Activations
+from tl_localize import Activations, files
 from tl_localize.evals import InjResults
 from tl_localize.execution import Cell, Lazy, Settings, Steps, Store, status
 from tl_localize.execution.store import DAMAGE, Scope, describe, pack, same_numbers, unpack
@@ -375,6 +376,16 @@ def test_folder_with_other_files_is_refused(tmp_path):
     with pytest.raises(ValueError, match="folder must be new, empty or a results folder"):
         Store(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"thesis.tex", "tmp"}
+
+
+def test_what_another_process_tries_a_new_folder_with_is_no_file_of_others(tmp_path, monkeypatch):
+    def seen(**named):  # on file systems where a file without a name can't be
+        return tempfile.NamedTemporaryFile(**named, delete=False)
+
+    monkeypatch.setattr(files, "TemporaryFile", seen)
+    files.prepare_folder(tmp_path)
+    assert len(list(tmp_path.iterdir())) == 1
+    assert Store(tmp_path).settings is None
 
 
 # ---- read-only

@@ -66,6 +66,18 @@ def test_recall_curve_draws_the_mean_recalls(results):
     assert np.ravel(drawn["Activations"]) == pytest.approx([3, 30, 6, 30])
 
 
+def test_a_method_has_one_look_in_all_panels(results):
+    frame = results.frame.replace({"method": {"activations": "mine", "row_norm": "yours"}})
+    both = frame.assign(injection_ratio=0.05)
+    figure = recall_curve(InjResults(pd.concat([frame[frame["method"] == "yours"], both])))
+    colours = {}
+    for ax in figure.axes:
+        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
+            colours.setdefault(label, set()).add(handle[0].get_color())
+    assert sorted(map(len, colours.values())) == [1, 1]
+    assert len(set.union(*colours.values())) == 2
+
+
 @pytest.mark.parametrize("n", [1, 5, 6, 7])
 def test_there_are_as_many_axes_as_asked_for(n):
     assert len(drawing.axes(n)) == n

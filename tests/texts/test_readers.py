@@ -210,7 +210,7 @@ def test_data_sets_in_python_and_saved(tmp_path, lettered):
         ({"text": "a", "tokens": [1]}, r"once .*, got only \['text', 'tokens'\] at row 1"),
         ({"tokens": None}, r"once .*, got only \[\] at row 1"),
         ({"tokens": [0.5, 1.0]}, "a list of whole numbers, got "),
-        ({"tokens": []}, r"a list of whole numbers, got \[\] at row 1"),
+        ({"tokens": []}, r"text must be longer than its prefix, 32 tokens .* got 0.*at row 1"),
         ({"tokens": [1, None]}, r"a list of whole numbers, got \[1, None\] at row 1"),
         ({"tokens": "1 2"}, "tokens must be a list of whole numbers, got '1 2' at row 1"),
         ({"prompt": "a", "completion": 3}, "must be text or a list of whole numbers, .* at row 1"),

@@ -49,6 +49,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say(f"tl-localize: {error} See {command} --help.")
     except (ValueError, OSError, ImportError) as error:
         say(f"tl-localize: {error}")
+    except (RuntimeError, MemoryError) as error:
+        from tl_localize.model.memory import out_of_memory
+
+        if not out_of_memory(error):
+            raise
+        say(
+            "tl-localize: memory must be enough for the model and one text, got too little. Take "
+            "--dtype bfloat16, shorter texts or another --device."
+        )
+        return 1
     return 2
 
 

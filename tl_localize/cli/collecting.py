@@ -35,6 +35,8 @@ def run_collect(options: CollectOptions) -> None:
         max_jaccard=options.max_jaccard,
     )
     check_draw(options.n_dev, options.n_max, options.seed)
+    if not options.data:
+        options.columns.read(None)
     data = [options.columns.open(path) for path in options.data]
     name = options.model.model
     if not data and not is_reference(name):
@@ -70,11 +72,10 @@ def save_general(
     try:
         general = held_out_tokens()
         if chunks:
-            windows = (
-                window for chunk in chunks for window in chunk.windows(model, GENERAL_LENGTH)
-            )
+            length = min(GENERAL_LENGTH, model.cfg.n_ctx)
+            windows = (window for chunk in chunks for window in chunk.windows(model, length))
             rows = (window.tokens for window in windows)
-            general = perplexity_split(rows, collection.sequences, seed=seed)
+            general = perplexity_split(rows, collection.sequences, length=length, seed=seed)
         save_tensors(folder / GENERAL, {"tokens": general.int()})
     except ValueError as error:
         say(

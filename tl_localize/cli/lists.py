@@ -49,6 +49,11 @@ def show_known(options: KnownOptions) -> None:
     check_between(0, 1, min_accuracy=options.min_accuracy)
     if options.out:
         check_out_file(options.out, ".jsonl")
+        if options.data and options.out.resolve() == options.data.resolve():
+            raise ValueError(
+                f"out must be another file than the data, got {str(options.out)!r} for both. "
+                "Choose another name."
+            )
     data = options.columns.read(options.data)
     model = options.model.load()
     steps = Steps()  # in memory: it has the bar of runs

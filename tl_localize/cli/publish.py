@@ -48,6 +48,8 @@ def conclude(
         part: the run was one shard of several, so that results of the others may be missing.
         whole_last: after the shards the command is to be given once without one.
     """
+    if interrupted and store.settings is None:  # before anything was computed
+        sys.exit(INTERRUPTED)
     next_step = publish(store)
     state = status(store)
     say_failures(state)

@@ -63,7 +63,7 @@ def perplexity_split(
     seed: int = 0,
 ) -> Int[Tensor, "sequence pos"]:
     """Random sequences for the perplexity, none of which shares a run of 13 tokens, or the whole of
-    a shorter row, with a collected sequence.
+    the shorter one, with a collected sequence.
 
     Every row has the same chance (reservoir sampling), and memory does not grow with their number.
 
@@ -81,16 +81,17 @@ def perplexity_split(
     torch.Size([1, 16])
     """
     check_count(n_sequences=n_sequences, length=length)
-    taken: set[bytes] = set()
-    n = min(OVERLAP, length)
+    taken: dict[int, set[bytes]] = {}  # by the length of the run
     for sequence in collected:
-        taken |= ngrams(sequence.tokens.numpy(), n)
+        tokens = sequence.tokens[bool(sequence.bos) :].numpy()
+        n = min(OVERLAP, length, len(tokens))
+        taken.setdefault(n, set()).update(ngrams(tokens, n))
     rng = np.random.default_rng(seed)
     kept: list[Int[np.ndarray, " pos"]] = []
     seen = 0
     for given in rows:
         row = np.asarray(given[:length], dtype=np.int64)
-        if len(row) < length or not taken.isdisjoint(ngrams(row, n)):
+        if len(row) < length or any(not t.isdisjoint(ngrams(row, n)) for n, t in taken.items()):
             continue
         seen += 1
         place = len(kept) if len(kept) < n_sequences else int(rng.integers(seen))

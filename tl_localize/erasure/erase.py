@@ -34,7 +34,7 @@ from tl_localize.files import identity
 from tl_localize.injection import rows_replaced
 from tl_localize.injection.training import TrainedRows
 from tl_localize.methods import ActivationContrast, IterativeAttribution, Localizer
-from tl_localize.methods.base import Method, check_scores
+from tl_localize.methods.base import Method, check_scores, label_methods
 from tl_localize.methods.contrast import N_DRAWN, written_texts
 from tl_localize.metrics import accuracy, batch_loss, check_recited, check_text, mean_unlikelihood
 from tl_localize.model.environment import about_model, environment
@@ -47,7 +47,7 @@ from tl_localize.sequences import (
     SequenceBatch,
     check_sequences,
     one_or_more,
-    without_text_of,
+    other_texts,
 )
 from tl_localize.texts.known import MIN_ACCURACY, known
 from tl_localize.texts.reference import held_out_tokens
@@ -134,7 +134,7 @@ def erase(
     edit: Edit = "rows",
     method: Method | None = None,
     share: Real = SHARE,
-    others: Sequence[MemorizedSequence] | None = None,
+    others: MemorizedSequence | Iterable[MemorizedSequence] | None = None,
     general_tokens: Integer[Tensor, "batch pos"] | None = None,
     max_recited: Real = 0.3,
     max_others_lost: Real = 1.0,
@@ -207,6 +207,7 @@ def erase(
     goal = Goal(max_recited, Price(max_others_lost, max_perplexity_rise))
     if method is None:
         method = DEFAULT_METHODS[edit]()
+    label_methods([method], getattr(method, "units", NEURONS))
     settings: dict[str, Any] = {"edit": edit, "method": identity(method), "seed": seed}
     if edit == "rows":
         check_share(NeuronView(model, getattr(method, "units", NEURONS)), share)
@@ -268,16 +269,17 @@ def check_share(view: NeuronView, share: Real) -> None:
 def choose_others(
     model: LanguageModel,
     texts: Sequence[MemorizedSequence],
-    others: Sequence[MemorizedSequence] | None,
+    others: MemorizedSequence | Iterable[MemorizedSequence] | None,
     seed: int,
     check: bool,
 ) -> list[MemorizedSequence]:
     """Texts that are to stay, in random order; none shares text with those that are erased."""
-    given = known(model).sequences if others is None else list(others)
-    left = without_text_of(given, texts)
+    given = known(model).sequences if others is None else others
+    given = [given] if isinstance(given, MemorizedSequence) else list(given)
+    left = other_texts(model, given, texts)
     if others is not None and check and left:
         # rounded, so that 7 right tokens of 10 are 0.7
-        shares = accuracy(model, check_sequences(model, left)).double().round(decimals=6).tolist()
+        shares = accuracy(model, left).double().round(decimals=6).tolist()
         left = [text for text, share in zip(left, shares, strict=True) if share >= MIN_ACCURACY]
     if len(left) < 2:
         raise ValueError(
@@ -286,7 +288,7 @@ def choose_others(
             f"{len(left)} of {len(given)}. Give such texts, as tl-localize known --out writes them."
         )
     if others is not None:
-        return check_sequences(model, left)
+        return left
     order = torch.randperm(len(left), generator=torch.Generator().manual_seed(int(seed)))
     return [left[i] for i in order[:N_OTHERS].tolist()]
 

@@ -178,7 +178,8 @@ def precision_of(before: LanguageModel, after: LanguageModel, truth: NeuronSet) 
     weights_after = dict(after.named_parameters())
 
     def change(name: str) -> Tensor:
-        return (weights_after[name] - weights_before[name].to(weights_after[name])).double()
+        moved = weights_after[name] - weights_before[name].to(weights_after[name])
+        return moved.cpu().double()  # some devices have no float64
 
     names = list(weights_before)
     if set(TIED) <= set(names) and torch.equal(change(TIED[0]), change(TIED[1]).T):
@@ -194,7 +195,7 @@ def precision_of(before: LanguageModel, after: LanguageModel, truth: NeuronSet) 
     inside = 0.0
     for layer, chosen in enumerate(new.row_mask(truth.mask)):
         index = chosen.nonzero().flatten()
-        rows_after = new.flat_rows(layer).detach()[index.to(new.device)].double()
-        rows_before = old.flat_rows(layer).detach()[index.to(old.device)].double()
-        inside += float((rows_after - rows_before.to(rows_after)).square().sum())
+        rows_after = new.flat_rows(layer).detach()[index.to(new.device)].cpu().double()
+        rows_before = old.flat_rows(layer).detach()[index.to(old.device)].cpu().double()
+        inside += float((rows_after - rows_before).square().sum())
     return inside / total

@@ -60,7 +60,7 @@ class Contrasted(Localizer):
         if not self.contrast:
             return torch.tensor(1.0)
         measure = partial(general_need, batch_tokens=self.batch_tokens)
-        need = measure_once(neurons, self.seed, measure)
+        need = measure_once(neurons, self.seed, measure).to(neurons.device)
         return 1 / (1 + self.contrast * need**POWER)
 
 

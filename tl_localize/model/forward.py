@@ -321,7 +321,7 @@ def logits_misfit(
     allowed there: above 1 they are not the same. A number that is added to all logits of a position
     has no effect, so it does not count.
     """
-    found, wanted = found.double(), wanted.double()
+    found, wanted = found.cpu().double(), wanted.cpu().double()  # some devices have no float64
     found = found - found.mean(-1, keepdim=True)
     wanted = wanted - wanted.mean(-1, keepdim=True)
     rounding = torch.finfo(next(iter(model.parameters())).dtype).eps

@@ -441,6 +441,8 @@ def _after_prompt(prompt: Any, whole: Any, place: str) -> Any:
 def _token_ids(name: str, value: Any, place: str) -> Int[Tensor, " pos"]:
     """A row of token ids as int64."""
     ids = np.asarray(value)
+    if ids.shape == (0,):  # numpy has it of floats
+        ids = ids.astype(np.int64)
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         kind = "" if name in TOKENS else "text or "
         raise ValueError(

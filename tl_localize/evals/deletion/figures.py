@@ -20,14 +20,18 @@ NEG = "Neg: accuracy lost on the other sequences\n(percentage points; better: up
 
 def del_figures(results: DelResults) -> "dict[str, Figure]":
     """The DEL figures by file name: what is forgotten, and the confusion matrices at the largest
-    ratio; none where nothing is measured, or a single text, which has no others to compare with.
+    ratio, where there are any; none where nothing is measured, or a single text, which has no
+    others to compare with.
 
     >>> sorted(del_figures(del_results))
     ['del_confusion', 'del_forgetting']
     """
     if not results.frame["delta_neg_accuracy"].notna().any():
         return {}
-    return {"del_forgetting": forgetting(results), "del_confusion": confusion(results)}
+    figures = {"del_forgetting": forgetting(results)}
+    if results.confusion:
+        figures["del_confusion"] = confusion(results)
+    return figures
 
 
 def forgetting(results: DelResults) -> "Figure":
@@ -80,6 +84,11 @@ def confusion(results: DelResults, ratio: Real | None = None) -> "Figure":
     """
     check_rows(results.frame)
     ratios = sorted({held for _, held in results.confusion})
+    if not ratios:
+        raise ValueError(
+            "results must hold confusion matrices, got none. Read them from a results folder, and "
+            "run its command again where a file of it is damaged."
+        )
     ratio = ratios[-1] if ratio is None else ratio
     check_choice("ratio", ratio, ratios)
     matrices = {name: 100 * m for (name, held), m in results.confusion.items() if held == ratio}

@@ -71,7 +71,10 @@ def recall_curve(results: InjResults) -> "Figure":
     panels = axes(len(injected))
     for panel, ratio in zip(panels, injected, strict=True):
         some = used[used["injection_ratio"] == ratio]
-        for method, look, part in each_method(some):
+        for method, look, whole in each_method(used):  # one look in all panels
+            part = whole[whole["injection_ratio"] == ratio]
+            if not len(part):
+                continue
             groups = part.groupby(["share", "group"])["recall"].mean()
             found = 100 * groups.groupby(level="share").agg(["mean", "sem"])
             panel.errorbar(
