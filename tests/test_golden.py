@@ -211,7 +211,13 @@ def test_golden_injection(injected, expected):
     assert injection.converged is (ratio == "r0.03")
 
 
-@pytest.mark.parametrize("name", ["act", "ig", "zero", "slim", "hc"])
+# masks, which take seconds, of the injection that converges alone
+@pytest.mark.parametrize(
+    ("injected", "name"),
+    [(ratio, name) for ratio in RATIOS for name in EXACT]
+    + [(max(RATIOS), name) for name in ("slim", "hc")],
+    indirect=["injected"],
+)
 def test_golden_injection_recalls(model, injected, golden_settings, name):
     ratio, new, injection = injected
     methods = {
