@@ -75,6 +75,8 @@ def read_bands(name: str, folder: Path = EXPECTED) -> pd.DataFrame:
 def allowed(committed: pd.DataFrame, bands: pd.DataFrame) -> pd.DataFrame:
     """How far each committed number may be from a measured one, in the committed frame's shape."""
     found = EXACT * committed.abs().clip(lower=1).to_numpy(dtype=float)
+    if not len(bands):
+        return pd.DataFrame(found, committed.index, committed.columns)
     setting = next((name for name in SETTINGS if name in committed.index.names), None)
     methods = committed.index.get_level_values("method")
     settings = committed.index.get_level_values(setting) if setting else None

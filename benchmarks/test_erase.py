@@ -5,7 +5,7 @@ rows, beside unlearning that trains whole weights, on one model at a time:
 
     pytest benchmarks/test_erase.py --model reference-gpt2
     pytest benchmarks/test_erase.py --model reference-pythia
-    pytest benchmarks/test_erase.py --model SmolLM2-135M-Instruct.Q4_1.gguf --limit 8
+    pytest benchmarks/test_erase.py --model SmolLM2-135M-Instruct.Q4_1.gguf
 
 What is done is kept in the results folder, and a run that was interrupted goes on there. A run on a
 pretrained model begins with what other machines have measured (``expected/real/MODEL/edits.zip``).
@@ -15,7 +15,8 @@ rates ended, after 24 steps, where the others had lost 0.1 to 0.8 points, so all
 times those of ``erase`` and of a first guess.
 
 * Targets: the first 12 of DEL's texts in random order (reference models: collected from the
-  training text; others: of ``tl-localize known``), without the 5 dev texts. The others, whose
+  training text; others: of ``tl-localize known``), of SmolLM2 8 and of Gemma 4, without the 5 dev
+  texts. The others, whose
   accuracy is the price (Neg), are the next 16. General text for the KL: 8 rows of 64 held-out
   tokens. General text in training: what the model writes, 8 texts in each step, for every edit.
 * Edits, at most 24 steps each, rate times 1.1 after each step, looked at after every second one, to
@@ -77,6 +78,7 @@ from edits import (
 from tl_localize.stats import paired_test, with_error
 
 N_TARGETS, N_OTHERS = 12, 16  # --limit is of the targets
+FEWER = {"SmolLM2-135M-Instruct.Q4_1": 8, "gemma-3-270m-q4_k_m": 4}  # targets
 N_GENERAL, LENGTH = 8, 64
 MAX_STEPS = 24
 SHARES = (0.002, 0.02)
@@ -496,7 +498,8 @@ def rates(searched):
 @pytest.fixture(scope="session")
 def frame(model, model_name, data, rates, edit_steps, request, publish):
     sequences, n_dev, general_tokens = data
-    n_targets = request.config.getoption("--limit") or N_TARGETS
+    planned = FEWER.get(Path(model_name).stem, N_TARGETS)
+    n_targets = min(planned, request.config.getoption("--limit") or planned)
     edits = at_rates(as_slow(EDITS, model_name), rates)
     found = measure_all(model, sequences, n_dev, n_targets, general_tokens, edits, edit_steps)
     measured = frame_of(found)

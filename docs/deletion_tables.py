@@ -219,8 +219,8 @@ def layers_of_shipped(model: str) -> str:
 
 
 def single_layers_table(frame: pd.DataFrame) -> str:
-    """Text / others in points, by neurons of all layers, or of one of them: as many, but that a
-    share of each layer is rounded down and that of one layer is not, or a multiple.
+    """Text / others in points, by neurons of all layers, or of one of them: as many, or a
+    multiple.
     """
     compared = layers_against_all(frame).sort_values(["ratio", "multiple", "all"])
 

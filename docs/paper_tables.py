@@ -264,7 +264,8 @@ def rev_table(model: str, methods: Sequence[str], ratios: Sequence[float]) -> st
     at_price = results.table(errors=False).iloc[:, 0].to_dict()
     each = {name: gains_at(PRICE, -others, own) for name, (own, others) in results.points().items()}
     for method in methods:
-        if method != "activations" and not np.isnan(each[method]).any():
+        both = np.array([each[method], each["activations"]])
+        if method != "activations" and not np.isnan(both).any():
             at_price[method] += f" ({(each[method] < each['activations']).sum()})"
     found = rev_by_model(results)
     n_models = found["n"].max()

@@ -3,6 +3,7 @@ tests/evals/test_del_benchmark.py.
 """
 
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from tl_localize.methods.masks import MaskLearner
 TARGETS = (0, 1)
 SETTINGS = {"full": (1, 0), "suffix": (16, 1)}  # prompt length, first tuned layer
 RATIOS = ("r0.01", "r0.03")
+INJECTED = {"seed": 0, "learning_rate": 0.05}
 SLIMMING = Slimming(learning_rate=0.01, sparsity_weight=5.0, steps=200, stop_sparsity=0.1)
 HARD_CONCRETE = HardConcrete(
     learning_rate=0.01,
@@ -155,8 +157,12 @@ def test_golden_scores_without_training(model, targets, expected, setting, name)
 
 
 @pytest.mark.parametrize(
-    ("name", "method", "values", "losses", "terms"),
-    [("slim", SLIMMING, 2e-2, 1e-3, 1e-3), ("hc", HARD_CONCRETE, 1e-4, 1e-4, 1e-5)],
+    ("setting", "name", "method", "values", "losses", "terms"),
+    [
+        ("full", "slim", SLIMMING, 2e-2, 1e-3, 1e-3),
+        ("suffix", "slim", SLIMMING, 2e-2, 1e-3, 1e-3),
+        ("full", "hc", HARD_CONCRETE, 1e-4, 1e-4, 1e-5),
+    ],
 )
 def test_golden_masks(train, expected, setting, name, method, values, losses, terms):
     found, wanted = train(method, setting), expected[setting]
@@ -169,9 +175,10 @@ def test_golden_masks(train, expected, setting, name, method, values, losses, te
     near(found.terms[9::10, 0], wanted[f"{name}_reg_every10_t0"], terms)
 
 
-def test_golden_hard_concrete_other_seed(train, expected):
-    found = train(replace(HARD_CONCRETE, seed=2), "suffix", 1).scores[0]
-    near(found, expected["suffix"]["hc_t1"][2], 1e-4)
+def test_golden_hard_concrete_of_a_suffix_and_another_seed(train, expected):
+    found = train(replace(HARD_CONCRETE, seed=2), "suffix", 1)
+    near(found.scores[0], expected["suffix"]["hc_t1"][2], 1e-4)
+    near(found.losses[:, 0], expected["suffix"]["hc_losses_t1_s2"], 1e-4)
 
 
 def test_golden_hard_concrete_noise(expected):
@@ -190,15 +197,20 @@ def test_golden_early_stop(train, expected, name, values, losses):
 # ---- injection
 
 
-@pytest.fixture(scope="module", params=RATIOS)
-def injected(request, model, reference):
-    new = MemorizedSequence(torch.tensor(reference["new"][0]), 1, "new0")
-    ratio = request.param
-    return ratio, new, inject(model, new, ratio=float(ratio[1:]), seed=0, learning_rate=0.05)
+@pytest.fixture(scope="module")
+def new(reference):
+    return MemorizedSequence(torch.tensor(reference["new"][0]), 1, "new0")
 
 
-def test_golden_injection(injected, expected):
-    ratio, _, injection = injected
+@pytest.fixture(scope="module")
+def injected(model, new):
+    """The injection at a ratio."""
+    return cache(lambda ratio: inject(model, new, ratio=float(ratio[1:]), **INJECTED))
+
+
+@pytest.mark.parametrize("ratio", RATIOS)
+def test_golden_injection(injected, expected, ratio):
+    injection = injected(ratio)
     wanted = {name.removeprefix(f"{ratio}_"): value for name, value in expected["inject"].items()}
     ids = injection.neurons.mask.flatten().nonzero().flatten().tolist()
     assert ids == wanted["flat_ids_sorted"].tolist()
@@ -213,13 +225,12 @@ def test_golden_injection(injected, expected):
 
 # masks, which take seconds, of the injection that converges alone
 @pytest.mark.parametrize(
-    ("injected", "name"),
+    ("ratio", "name"),
     [(ratio, name) for ratio in RATIOS for name in EXACT]
     + [(max(RATIOS), name) for name in ("slim", "hc")],
-    indirect=["injected"],
 )
-def test_golden_injection_recalls(model, injected, golden_settings, name):
-    ratio, new, injection = injected
+def test_golden_injection_recalls(model, new, injected, golden_settings, ratio, name):
+    injection = injected(ratio)
     methods = {
         **EXACT,
         "slim": replace(SLIMMING, sparsity_weight=100.0),

@@ -64,9 +64,11 @@ def test_pairs_that_do_not_match_are_refused():
 def test_compare_with_reference_divides_the_level_by_the_settings_that_have_it():
     rng = np.random.default_rng(1)
     values = {(m, r): rng.uniform(size=10) + (m == "good") for m in ("good", "ref") for r in (1, 2)}
-    tests = compare_with_reference(frame_of(values | {("good", 3): [1]}), "ref", "x", ["ratio"])
+    values |= {("good", 3): [1], ("once", 1): values["good", 1]}
+    tests = compare_with_reference(frame_of(values), "ref", "x", ["ratio"])
     assert tests[["method", "ratio", "n", "tests", "level"]].to_numpy().tolist() == [
         ["good", 1, 10, 2, 0.025],
+        ["once", 1, 10, 1, 0.05],
         ["good", 2, 10, 2, 0.025],
     ]
     assert tests["significant"].all()

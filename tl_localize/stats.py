@@ -112,13 +112,14 @@ def compare_with_reference(
     pairs = frame[frame["method"] != reference].merge(
         own, on=[*by, "sequence_id"], suffixes=("", "_reference"), validate="many_to_one"
     )
-    n_tests = own.groupby(list(by)).ngroups
+    n_settings = pairs.drop_duplicates(["method", *by])["method"].value_counts()
     rows: list[list[object]] = []
     for key, setting in pairs.groupby(list(by), sort=False):
         for method, group in setting.groupby("method", sort=False):
             pair = group[[value, f"{value}_reference"]].dropna().to_numpy(dtype=float)
             p = paired_test(pair[:, 0], pair[:, 1], better)
             difference = float((pair[:, 0] - pair[:, 1]).mean())
+            n_tests = int(n_settings[method])
             level = ALPHA / n_tests
             rows.append([method, *key, difference, p, len(pair), n_tests, level, p < level])
     return pd.DataFrame(rows, columns=columns)  # also where there is one method

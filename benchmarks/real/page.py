@@ -24,6 +24,7 @@ LIKE["cost"] = "pythia-6.9b-deduped"
 TUNED = {f"{name}_tuned": f"{TITLES[name]}, tuned" for name in ("slimming", "hard_concrete")}
 MORE_TITLES = TUNED | {"attribution_contrast_1": "Attribution, contrast 1 (not the paper's)"}
 NOT_YET = "Not measured yet.\n"
+LEAST_ERASED = 20  # points, by all layers together
 
 
 class Page:
@@ -172,10 +173,18 @@ def layers_section(page: Page) -> str:
     rows = page.rows("single_layers")
     if not len(rows):
         return ""
+    rows = rows[rows["method"] != "random"]
     from tl_localize.evals.deletion import layers_against_all, single_layer_figure
 
-    parts = [page.table(layers_against_all(rows).set_index(["ratio", "multiple", "method"]))]
-    for method, part in rows[rows["method"] != "random"].groupby("method", sort=False):
+    compared = layers_against_all(rows)
+    parts = [page.table(compared.set_index(["ratio", "multiple", "method"]))]
+    few = compared.loc[compared["all"] > -LEAST_ERASED, "method"].unique()
+    if len(few):
+        parts.append(
+            f"All layers together erase less than {LEAST_ERASED} points by {', '.join(few)}, so by "
+            "the plan these rows decide nothing.\n"
+        )
+    for method, part in rows.groupby("method", sort=False):
 
         def draw(part: pd.DataFrame = part) -> Any:
             return single_layer_figure(part)
@@ -271,7 +280,12 @@ def cost_section(page: Page) -> str:
 
 def ablation_section(page: Page) -> str:
     results = page.deletion("ablations")
-    return page.table(results.table()) if results else ""
+    if not results:
+        return ""
+    # zero ablation, which is table 3, has more methods and texts than the others
+    rows = results.frame
+    n_ablations = rows.groupby(["method", "sequence_id"])["ablation"].transform("nunique")
+    return page.table(DelResults(rows[n_ablations == n_ablations.max()], results.before).table())
 
 
 def quadrature_section(page: Page) -> str:

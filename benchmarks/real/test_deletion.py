@@ -127,7 +127,10 @@ def test_single_layers(real: RealModel, deletion: Any) -> None:
     benchmark = deletion(plan.n_few_rows, **how)
     for method in real.del_methods(SINGLE_LAYERS):
         results = real.run(benchmark, [method], real.del_store("one-layer"))
-        real.publish(single_layers=results.single_layers)
+        single = results.single_layers
+        # its screen orders fewer neurons of a layer than five times the budget has
+        ordered = (single["method"] != "zero_out") | ~(single["multiple"] > 1)
+        real.publish(single_layers=single[ordered])
 
 
 @pytest.mark.parametrize("ablation", ["mean", "resample"])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from frames import TRAINED_BANDS, differences, read_frames
-from kept import ARCHIVE, EXPECTED, write_archive
+from kept import ARCHIVE, EXPECTED, bring, write_archive
 from page import write_page
 
 
@@ -30,12 +30,20 @@ def test_page(request: pytest.FixtureRequest) -> None:
             (EXPECTED / title).mkdir(parents=True, exist_ok=True)
             for path in frames.glob("*.csv"):
                 (EXPECTED / title / path.name).write_bytes(path.read_bytes())
+            bring(EXPECTED / title / ARCHIVE, frames.parent)  # what other machines have measured
             write_archive(frames.parent, EXPECTED / title / ARCHIVE)
         for name in committed.keys() & measured.keys():
             off = differences(measured[name], committed[name])
             if len(off):
                 wrong[title, name] = off.to_string()
     assert not wrong, "\n".join(f"{key}\n{text}" for key, text in wrong.items())
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("frames", folders(EXPECTED, ""), ids=lambda folder: folder.name)
+def test_smoke_a_frame_does_not_differ_from_itself(frames: Path) -> None:
+    for name, frame in read_frames(frames).items():
+        assert not len(differences(frame, frame)), name
 
 
 @pytest.mark.smoke

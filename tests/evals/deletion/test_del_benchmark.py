@@ -341,7 +341,7 @@ def golden_model(golden):
     return load_model(golden, device="cpu")
 
 
-@pytest.mark.parametrize("ratio", [0.01, 0.05, 0.2])
+@pytest.mark.parametrize("ratio", [0.01, 0.2])
 def test_del_agrees_with_the_authors_code(golden, golden_model, golden_settings, ratio):
     """The ablated neurons, all accuracies and distances, the perplexity, of ten attributions."""
     reference, scores, expected = (

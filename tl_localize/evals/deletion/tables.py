@@ -56,8 +56,7 @@ def _categories(results: DelResults) -> pd.DataFrame:
 
 def _single_layers(frame: pd.DataFrame) -> pd.DataFrame:
     """One layer against all layers at equal budget, at the largest ratio: change of accuracy in
-    points. The numbers of neurons differ a little: all layers together round down layer by layer,
-    one layer takes the whole budget.
+    points.
     """
     largest = frame[frame["ratio"] == frame["ratio"].max()]
     ablated = largest["layer"].map("layer {}".format, na_action="ignore").fillna("all layers")
