@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -285,7 +286,7 @@ def ablation_section(page: Page) -> str:
     # zero ablation, which is table 3, has more methods and texts than the others
     rows = results.frame
     n_ablations = rows.groupby(["method", "sequence_id"])["ablation"].transform("nunique")
-    return page.table(DelResults(rows[n_ablations == n_ablations.max()], results.before).table())
+    return page.table(replace(results, frame=rows[n_ablations == n_ablations.max()]).table())
 
 
 def quadrature_section(page: Page) -> str:
