@@ -145,6 +145,10 @@ CALLS = {
     },
     "Localizer": (lambda m, given: Activations(**given), {"batch_tokens": COUNT}),
     "Localizer.map": (lambda m, given: Activations().map(m, GOOD, **given), {"batch_size": COUNT}),
+    "Localizer.map_batches": (
+        lambda m, given: Activations().map_batches(m, GOOD, **given),
+        {"batch_size": COUNT},
+    ),
     "erase": (
         lambda m, given: erase(m, GOOD[0], check=False, others=GOOD[1:], **given),
         {

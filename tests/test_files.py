@@ -64,6 +64,10 @@ def test_only_leftovers_of_a_day_are_removed(tmp_path):
         (tmp_path / name).write_text("")
         if "live" not in name:
             os.utime(tmp_path / name, (0, 0))
+    folder = tmp_path / ".edited.0123456789abcdef.tmp"  # of a killed erase
+    folder.mkdir()
+    (folder / "model.safetensors").write_text("")
+    os.utime(folder, (0, 0))
     remove_leftovers(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == set(names[1:])
 

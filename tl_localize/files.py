@@ -5,6 +5,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -93,13 +94,16 @@ def write_whole(path: str | Path, data: bytes, temporary_folder: Path | None = N
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove the temporary files of processes that were killed while they wrote: those of which
-    nothing was written for a day.
+    """Remove the temporary files and folders of processes that were killed while they wrote: those
+    of which nothing was written for a day.
     """
     for path in folder.glob(".*.tmp"):
         with suppress(FileNotFoundError):  # another process was faster
             if TEMPORARY.fullmatch(path.name) and time.time() - path.stat().st_mtime > A_DAY:
-                path.unlink()
+                if path.is_dir():
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    path.unlink()
 
 
 def write_text(path: str | Path, text: str) -> None:

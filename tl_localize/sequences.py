@@ -85,7 +85,8 @@ class MemorizedSequence:
             prepend_bos: Whether the prefix starts with the beginning-of-text token. None: as the
                 tokenizer does by default, where this token is not also the end of a text. So
                 models that were trained with one (Llama, Gemma) get it, and GPT-2 and Pythia do
-                not, also where TransformerLens has set the tokenizer to add it.
+                not. In a model that ``load_model`` did not load, TransformerLens may have set the
+                tokenizer to add it: False leaves it out.
 
         Raises:
             ValueError: the model has no tokenizer, prefix or suffix is empty, or no token boundary

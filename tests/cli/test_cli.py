@@ -84,7 +84,7 @@ def test_inj_leaves_out_the_dev_sentences(run, tmp_path):
 def test_inj_interrupted_keeps_what_is_done_and_goes_on(run, tmp_path, monkeypatch):
     from tl_localize.methods import RandomBaseline
 
-    right = RandomBaseline.map
+    right = RandomBaseline.map_batches
     calls = []
     frame = tmp_path / "out" / "frame.csv"
 
@@ -94,7 +94,7 @@ def test_inj_interrupted_keeps_what_is_done_and_goes_on(run, tmp_path, monkeypat
             os.kill(os.getpid(), signal.SIGTERM)  # as a scheduler does
         return right(*arguments, **options)
 
-    monkeypatch.setattr(RandomBaseline, "map", interrupted)
+    monkeypatch.setattr(RandomBaseline, "map_batches", interrupted)
     handler = signal.getsignal(signal.SIGTERM)
     result = run.inj(f"{INJ} random")
     assert result.exit_code == 130, result.output
@@ -270,6 +270,17 @@ def test_localize_says_where_the_smallest_set_costs_more_than_it_may(run, few_pl
 def test_localize_explains_a_mistake_in_one_line(run, arguments, message):
     result = run(f"localize {arguments}")
     assert result.exit_code == 2 and message in result.stderr
+
+
+def test_a_share_that_is_no_neuron_is_refused_before_the_method_runs(run, monkeypatch):
+    from tl_localize.methods import Activations
+
+    def failing(*given, **options):
+        raise AssertionError("nothing may be computed")
+
+    monkeypatch.setattr(Activations, "attribute_batch", failing)
+    result = run.localize("--force --method activations --ratio 0.00001")
+    assert result.exit_code == 2 and "ratio must select" in result.stderr
 
 
 def test_localize_says_where_memory_does_not_suffice(run, monkeypatch):

@@ -23,6 +23,12 @@ def test_collect_keeps_the_best_memorized_near_duplicate(gpt2_like, corpus):
     assert found.report.removed[NEAR] == 1
 
 
+def test_without_a_tokenizer_sequences_have_no_text(gpt2_like, corpus):
+    found = collect_memorized(gpt2_like, corpus(gpt2_like), CRITERIA, n_dev=0)
+    assert {sequence.text for sequence in found.sequences} == {("", "")}
+    assert set(found.frame["prefix"]) == set(found.frame["suffix"]) == {""}
+
+
 def test_of_near_duplicates_the_nearest_is_kept_and_of_those_the_most_accurate():
     tokens = list(range(22))
     found = [

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from architectures import KINDS, tiny_bridge
 from safetensors import SafetensorError
 from torch.nn.functional import cross_entropy
 
@@ -33,7 +34,7 @@ from tl_localize.erasure.measures import kl_of_edit
 from tl_localize.methods import Attribution, ZeroOut, contrast
 from tl_localize.model.environment import fingerprint
 from tl_localize.model.neurons import NeuronView
-from tl_localize.texts.known import MIN_ACCURACY
+from tl_localize.texts.known import MIN_ACCURACY, first_example, origin_of
 from tl_localize.texts.reference import held_out_tokens
 
 
@@ -353,6 +354,25 @@ def test_an_embedding_that_is_tied_counts_once(gpt2_like, make_model):
     assert precision_of(gpt2_like, after, truth) == pytest.approx(1 / 4)
 
 
+@pytest.mark.parametrize("kind", ["gpt2", "neox"])
+def test_a_matrix_of_q_k_and_v_counts_once(kind):
+    """A TransformerBridge has them beside it."""
+    before, after = (tiny_bridge(1, KINDS[kind]) for _ in range(2))
+    view = NeuronView(after)
+    weights = dict(after.named_parameters())
+    moved = [name for name in weights if re.search(r"\.(q|k|v|qkv)\.", name)]
+    with torch.no_grad():
+        for name in moved:
+            weights[name] += 0.5
+        view.flat_rows(1)[3] += 1
+    truth = NeuronSet(torch.zeros(view.size, dtype=torch.bool))
+    truth.mask[1, 3] = True
+    inside = view.flat_rows(1).shape[1]
+    outside = sum(weights[name].numel() / 4 for name in moved if ".qkv." not in name)
+    assert len(moved) == 4 * 2 * view.size[0]  # with biases
+    assert precision_of(before, after, truth) == pytest.approx(inside / (inside + outside))
+
+
 # ---- the folder
 
 
@@ -476,6 +496,36 @@ def test_a_source_of_other_weights_is_refused(brief, tmp_path):
         brief.save(tmp_path / "edited", source="reference-gpt2")
     with pytest.raises(ValueError, match="source must be given"):
         replace(brief, source=None).save(tmp_path / "edited")
+
+
+def test_a_model_that_was_changed_since_it_was_loaded_is_not_saved_as_its_source(
+    trained_dir, texts, how, tmp_path
+):
+    model = load_model(trained_dir, "cpu")
+    with torch.no_grad():
+        model.blocks[0].attn.W_O[0] += 0.01
+    changed = erase(model, texts[0], max_steps=2, check=False, **how)
+    with pytest.raises(ValueError, match="or whose weights were changed since, got None"):
+        changed.save(tmp_path / "edited")
+    with torch.no_grad():
+        model.blocks[0].attn.W_O.copy_(load_model(trained_dir, "cpu").blocks[0].attn.W_O)
+    first = erase(model, texts[0], max_steps=2, check=False, **how)
+    first.save(tmp_path / "edited")
+    with first.applied(model):
+        second = erase(model, texts[1], max_steps=2, check=False, **how | {"others": texts[2:]})
+    with pytest.raises(ValueError, match="or whose weights were changed since, got None"):
+        second.save(tmp_path / "again")
+
+
+def test_an_edit_of_an_edit_knows_the_first_model(brief, model, texts, how, trained_dir, tmp_path):
+    assert brief.made_with["origin"] == str(trained_dir)
+    shipped = replace(brief, made_with=brief.made_with | {"origin": "reference"})
+    shipped.save(tmp_path / "edited")
+    edited = load_model(tmp_path / "edited", "cpu")
+    again = erase(edited, texts[1], max_steps=2, check=False, **how | {"others": texts[2:]})
+    again.save(tmp_path / "again")
+    assert origin_of(tmp_path / "again") == "reference"
+    assert first_example(tmp_path / "again") == first_example("reference")
 
 
 # ---- what is refused

@@ -85,6 +85,12 @@ def test_rank_of_del_puts_self_minus_neg_first():
     assert len(rank(replace(results, frame=alone), 0.1)) == 0
 
 
+def test_a_function_among_the_methods_is_not_ranked(results):
+    methods = {**RUN["methods"], "mine": {"only here": "mine"}}
+    also = replace(results, settings={"scopes": {"0.1": {"methods": methods}}})
+    pd.testing.assert_frame_equal(rank(also, 0.1), rank(results, 0.1))
+
+
 def test_write_settings_is_read_back(results, tmp_path):
     write_settings(rank(results, 0.1), tmp_path / "settings.json", "mean recall")
     assert read_settings(tmp_path / "settings.json")["slimming"]["steps"] == 20

@@ -3,6 +3,7 @@ benchmarks/test_ray.py has a real one.
 """
 
 import pickle
+import signal
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from tl_localize.cli import interrupted_by_sigterm
 from tl_localize.execution import RayCluster
 from tl_localize.execution import ray as our_ray
 
@@ -168,6 +170,21 @@ def test_cluster_needs_ray_and_a_store(inj, fake, methods, run, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ImportError, match="pip install ray"):
         run(inj, methods, cluster=cluster)
+
+
+def test_the_signal_that_ends_a_job_is_heard_as_before(fake):
+    """Ray has a handler of its own, which would end the process before anything is published."""
+    fake.is_initialized = lambda: False
+    fake.init = lambda **_: signal.signal(signal.SIGTERM, lambda *_: sys.exit(15))
+    with interrupted_by_sigterm():
+        assert RayCluster(load=lambda: None).start() == 2
+        assert signal.getsignal(signal.SIGTERM) is signal.default_int_handler
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        RayCluster(load=lambda: None).start()
+        assert signal.getsignal(signal.SIGTERM) is not before  # where nothing was to be kept
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_more_threads_than_a_machine_has_cores_are_refused(inj, fake, methods, run, monkeypatch):

@@ -8,6 +8,7 @@ import shutil
 import sys
 import time
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
@@ -110,6 +111,46 @@ def test_del_scores_no_target_whose_rows_are_there(
     grown = run(deletion, methods)
     assert scores and counted == {"s1": 1, "s2": 1, "s3": 1}
     assert_same(grown, undisturbed("deletion"), grown=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InBatches(Localizer):
+    """A user's method of several sequences, which something ends in its second batch."""
+
+    name = "in_batches"
+    scored: ClassVar[list[list[str]]] = []
+    ends: ClassVar[list[BaseException]] = []
+
+    def attribute_batch(self, neurons, sequences, report):
+        self.scored.append([sequence.id for sequence in sequences])
+        if len(self.scored) == 2 and self.ends:
+            raise self.ends.pop()
+        return torch.ones(len(sequences), *neurons.size)
+
+
+@pytest.fixture
+def in_batches(monkeypatch):
+    """The method, with two of the three targets in its first batch."""
+    monkeypatch.setattr(InBatches, "scored", [])
+    monkeypatch.setattr(InBatches, "ends", [])
+    return InBatches(batch_tokens=24)
+
+
+def test_the_batches_before_an_interruption_are_kept(deletion, run, in_batches, tmp_path):
+    in_batches.ends.append(KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        run(deletion, [in_batches])
+    first, second = in_batches.scored
+    assert (len(first), len(second)) == (2, 1)
+    assert len(list(tmp_path.rglob("steps/scores/*"))) == len(first)
+    run(deletion, [in_batches])
+    assert in_batches.scored[2:] == [second]
+
+
+def test_what_a_failing_batch_holds_is_scored_alone_and_nothing_else(deletion, run, in_batches):
+    in_batches.ends.append(RuntimeError("another"))
+    assert not len(run(deletion, [in_batches]).missing)
+    assert in_batches.scored[2:] == [in_batches.scored[1]]
 
 
 def test_del_and_its_single_layers_share_a_folder_and_scores(

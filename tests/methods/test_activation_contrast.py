@@ -51,9 +51,9 @@ def test_written_texts_are_kept_until_the_model_computes_something_else(
     seeds = []
 
     @wraps(write)
-    def counted(neurons, seed, batch_tokens=None):
+    def counted(neurons, seed):
         seeds.append(seed)
-        return write(neurons, seed, batch_tokens)
+        return write(neurons, seed)
 
     monkeypatch.setattr(contrast, "write_texts", counted)
     method = ActivationContrast(alignment=0)

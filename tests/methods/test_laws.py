@@ -186,6 +186,14 @@ def test_map_equals_single_calls(any_model, sequences, method, batch_size):
         close(method, found, wanted)
 
 
+def test_a_whole_number_is_the_setting_that_it_is():
+    one = METHODS["attribution"](contrast=1)
+    assert repr(one.contrast) == "1.0" and identity_text(one) == identity_text(
+        METHODS["attribution"](contrast=1.0)
+    )
+    assert repr(METHODS["slimming"](steps=2).steps) == "2"
+
+
 def test_batch_tokens_do_not_matter(llama_like, sequence, method):
     few = replace(method, batch_tokens=25)
     wanted = scored(method, llama_like, sequence)

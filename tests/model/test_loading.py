@@ -15,6 +15,7 @@ from architectures import config_of, save
 from safetensors.torch import load_file, save_file
 
 from tl_localize import Attribution, MemorizedSequence, NeuronSet, ZeroOut, load_model
+from tl_localize.model import loading
 from tl_localize.model.forward import is_bridge
 from tl_localize.model.loading import (
     _check_logits,
@@ -100,6 +101,22 @@ def test_load_model_has_the_logits_of_transformers(tmp_path, family):
         model = load_model(tmp_path, device="cpu", bridge=True)
         same_logits(model, hf)
     assert is_bridge(model) and not model.training and model.cfg.default_prepend_bos is False
+
+
+@ONLY_HOOKED
+def test_a_model_by_name_has_the_tokenizer_of_its_checkpoint(gpt2_like, monkeypatch):
+    """That of TransformerLens puts BOS first, whatever the checkpoint's does."""
+    from transformer_lens import HookedTransformer
+
+    own = SimpleNamespace(
+        eos_token="</s>", bos_token="<s>", pad_token=None, bos_token_id=0, encode=lambda text: []
+    )
+    monkeypatch.setattr(gpt2_like, "tokenizer", "another")
+    make = "from_pretrained_no_processing"
+    monkeypatch.setattr(HookedTransformer, make, lambda *_, **__: gpt2_like)
+    monkeypatch.setattr(loading, "load_tokenizer", lambda source: own if source == "gpt2" else None)
+    assert load_model("gpt2-small", "cpu").tokenizer is own
+    assert own.pad_token == "</s>" and not gpt2_like.cfg.tokenizer_prepends_bos
 
 
 def test_a_loaded_model_is_what_was_promised(folder, monkeypatch, capfd):

@@ -65,10 +65,25 @@ def test_ranked_by_loss_puts_the_most_negative_first_in_each_setting():
 def test_sentence_compares_with_the_row_norm(slimming, said):
     recalls = {"random": 0.03, "row_norm": 0.9} | ({"slimming": slimming} if slimming else {})
     frame = pd.DataFrame({"method": recalls.keys(), "recall": recalls.values()})
-    frame = frame.assign(injection_ratio=0.03, multiple=1.0, converged=True)
+    frame = frame.assign(injection_ratio=0.03, multiple=1.0, converged=True, group="s0")
     frame = pd.concat([frame, frame.assign(multiple=5.0, recall=1.0)])
     text = say_result(InjResults(frame))
     assert text.startswith(said) and bool(text) == bool(said)
+
+
+def test_sentence_of_groups_is_a_mean_over_groups_as_its_table_is():
+    """Also where one sentence of a group did not converge."""
+    rows = [
+        {"method": method, "group": group, "recall": recall, "converged": converged}
+        for group, values in {
+            "a": ((1.0, True), (1.0, True)),
+            "b": ((0.0, True), (0.0, False)),
+        }.items()
+        for recall, converged in values
+        for method in ("slimming", "row_norm")
+    ]
+    frame = pd.DataFrame(rows).assign(injection_ratio=0.03, multiple=1.0, foreign_recall=0.1)
+    assert say_result(InjResults(frame)).startswith("Slimming finds 50 % of the target's")
 
 
 def test_a_narrow_terminal_cuts_neither_ids_nor_numbers():

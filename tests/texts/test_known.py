@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 from dataclasses import replace
 
 import pandas as pd
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from tl_localize import MemorizedSequence, accuracy
+from tl_localize.model.loading import local_path
 from tl_localize.texts.known import (
     CONTROL,
     LICENCES,
@@ -277,6 +279,15 @@ def test_texts_that_a_shipped_model_recites_are_offered_wherever_it_lies(tmp_pat
     seldom = next(text for text in load_planted() if text.repetitions == PLANTED)
     with pytest.raises(ValueError, match=f"Did you mean .*{seldom.id}"):
         check_example(f"{seldom.id}x", folder)
+
+
+def test_a_folder_of_a_shipped_name_with_another_tokenizer_is_not_shipped(tmp_path):
+    copy = shutil.copytree(local_path("reference-gpt2"), tmp_path / "reference-gpt2")
+    assert first_example(copy) == "quotes-056"
+    (copy / "tokenizer.json").write_text("another")
+    assert first_example(copy) != "quotes-056"
+    (copy / "tokenizer.json").unlink()
+    assert first_example(copy) != "quotes-056"
 
 
 def test_an_edit_of_a_shipped_model_has_its_examples(tmp_path, monkeypatch, shipped_model):

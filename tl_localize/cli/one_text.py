@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 
 import pandas as pd
+import torch
 from rich.console import Console
 from rich.text import Text
 from torch import Tensor
@@ -96,6 +97,9 @@ def localize_text(options: LocalizeOptions) -> None:
     (method,) = sparing_layers([method], model)
     asked = getattr(method, "first_layer", None)
     first_layer = first_layer_of(model) if asked is None else asked
+    if options.ratio is not None:
+        blank = torch.zeros(NeuronView(model, method.units).size)
+        NeuronScores(blank, units=method.units).top_k(options.ratio)  # raises where it selects none
     sequence = read_text(options, model)
     steps = Steps()  # in memory: it has the bar of runs
     with show_progress(steps, 1, True):

@@ -229,8 +229,10 @@ class Search(Benchmark[list[Filtered | None]]):
         for i in drawn:
             first = int(bool(left[i]["bos"]))
             tokens = left[i]["tokens"][first:]
-            prefix, suffix = divide_text(self.filter.decode, tokens, criteria.n_prefix)
-            row = {**left[i], "prefix": prefix, "suffix": suffix}
+            row = {**left[i], "prefix": "", "suffix": ""}
+            if self.filter.decode is not list:  # a model without a tokenizer has ids alone
+                text = divide_text(self.filter.decode, tokens, criteria.n_prefix)
+                row["prefix"], row["suffix"] = text
             rows.append({**row, "split": "dev" if len(rows) < n_dev else "test"})
         settings = {"seed": seed, "n_max": n_max, "environment": environment(self.model)}
         return Collection.of(rows, criteria, report=report, settings=settings)

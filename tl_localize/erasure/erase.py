@@ -38,9 +38,9 @@ from tl_localize.methods.base import Method, check_scores, label_methods
 from tl_localize.methods.contrast import N_DRAWN, written_texts
 from tl_localize.metrics import accuracy, batch_loss, check_recited, check_text, mean_unlikelihood
 from tl_localize.model.environment import about_model, environment
-from tl_localize.model.loading import source_of_model
+from tl_localize.model.loading import is_as_loaded, source_of_model
 from tl_localize.model.memory import TextReport, as_text_report, rows_that_fit, work_in_batches
-from tl_localize.model.neurons import LanguageModel, NeuronView
+from tl_localize.model.neurons import LanguageModel, NeuronView, model_name
 from tl_localize.scores import NeuronScores, NeuronSet, least_share
 from tl_localize.sequences import (
     MemorizedSequence,
@@ -49,7 +49,7 @@ from tl_localize.sequences import (
     one_or_more,
     other_texts,
 )
-from tl_localize.texts.known import MIN_ACCURACY, known
+from tl_localize.texts.known import MIN_ACCURACY, known, origin_of
 from tl_localize.texts.reference import held_out_tokens
 from tl_localize.units import NEURONS
 
@@ -509,6 +509,7 @@ def measured_erasure(
     general = general[1::2]
     made_with = {
         **about_model(model),
+        "origin": origin_of(source_of_model(model) or model_name(model)),
         "environment": environment(model),
         "others_watched": [text.id for text in others[::2]],
         "others_measured": [text.id for text in others[1::2]],
@@ -531,5 +532,5 @@ def measured_erasure(
         measured,
         before | after,
         made_with,
-        source_of_model(model),
+        source_of_model(model) if is_as_loaded(model) else None,
     )

@@ -181,7 +181,11 @@ def precision_of(before: LanguageModel, after: LanguageModel, truth: NeuronSet) 
         moved = weights_after[name] - weights_before[name].to(weights_after[name])
         return moved.cpu().double()  # some devices have no float64
 
-    names = list(weights_before)
+    def is_twin(name: str) -> bool:
+        """Whether a matrix holds Q, K and V, which a TransformerBridge has beside it."""
+        return ".qkv." in name and name.replace(".qkv.", ".q.") in weights_after
+
+    names = [name for name in weights_before if not is_twin(name)]
     if set(TIED) <= set(names) and torch.equal(change(TIED[0]), change(TIED[1]).T):
         names.remove(TIED[1])  # one weight, which a HookedTransformer has twice
     total = sum(float(change(name).square().sum()) for name in names)

@@ -36,7 +36,7 @@ class Erasure:
             before, nats per token), all on texts that were not looked at while the edit was made.
         texts: before and after, one row for each erased text: see ``measure_texts``.
         made_with: the model and its weights, versions and machine, and the ids of the other texts.
-        source: what the model was loaded from, where that is known.
+        source: what the model was loaded from, where that is known and still has its weights.
 
     >>> general = reference_sequences(model)[-1].tokens.view(2, 40)
     >>> how = {"others": few[1:], "general_tokens": general, "method": Attribution()}
@@ -140,14 +140,15 @@ class Erasure:
 
         Raises:
             ValueError: the folder holds files, the price was not kept, the source is not known, or
-                it has no weight that holds the rows of W_out as the model has them.
+                the model was changed since it was loaded, or it has no weight that holds the rows
+                of W_out as the model has them.
             OSError: the disk is full.
         """
         source = source or self.source
         if source is None:
             raise ValueError(
-                "source must be given for a model that load_model did not load, got None. Name the "
-                "folder or the hub's name of its weights."
+                "source must be given for a model that load_model did not load, or whose weights "
+                "were changed since, got None. Name the folder or the hub's name of its weights."
             )
         if not (self.within_price or force):
             raise ValueError(

@@ -194,25 +194,27 @@ def score_now(
     steps: Steps,
     units: Units,
 ) -> Iterator[Scored | Exception]:
-    """``score`` without a look at what is remembered. Each sequence is scored alone, and given as
-    soon as it is, where the method gains nothing from several, or can't take them.
+    """``score`` without a look at what is remembered. Scores are given as soon as their batch is
+    done; each sequence is scored alone where the method gains nothing from several, or can't take
+    them.
     """
     neurons = NeuronView(model, units)
-    started = time.perf_counter()
     name = getattr(method, "name", type(method).__name__)
+    n_given = 0
     if len(sequences) > 1 and takes_several(method):
         what = f"{name} on {sequences[0].id} and {len(sequences) - 1} others"
+        started = time.perf_counter()
         try:
-            found = scores_by(method, neurons, sequences, reporter(steps, what))
+            for batch in scores_by(method, neurons, sequences, reporter(steps, what)):
+                seconds = (time.perf_counter() - started) / len(batch)
+                yield from (Scored(scores, seconds) for scores in batch)
+                n_given += len(batch)
+                started = time.perf_counter()
         except Exception as error:
             if ends_the_run(error):
                 raise
             LOG.warning("%s: each is scored alone after %s", what, type(error).__name__)
-        else:
-            seconds = (time.perf_counter() - started) / len(sequences)
-            yield from (Scored(scores, seconds) for scores in found)
-            return
-    for sequence in sequences:
+    for sequence in sequences[n_given:]:
         started = time.perf_counter()
         report = reporter(steps, f"{name} on {sequence.id}")
         result = score_alone(method, neurons, sequence, report)
@@ -232,7 +234,8 @@ def score_alone(
 ) -> NeuronScores | Exception:
     """The scores of one sequence, or the reason why it has none."""
     try:
-        return scores_by(method, neurons, [sequence], report)[0]
+        ((scores,),) = scores_by(method, neurons, [sequence], report)
+        return scores
     except Exception as error:
         if ends_the_run(error):
             raise
@@ -245,18 +248,20 @@ def scores_by(
     neurons: NeuronView,
     sequences: Sequence[MemorizedSequence],
     progress: Callable[..., None],
-) -> list[NeuronScores]:
-    """What a method gives, in batches where it can."""
+) -> Iterator[list[NeuronScores]]:
+    """What a method gives, batch by batch where it takes several sequences together."""
     model = neurons.model
     if isinstance(method, Localizer):
         # whether a text is recited is the benchmark's to know, which may inject it
-        found = method.map(model, sequences, progress=progress, check=False)
-    elif hasattr(method, "map"):
-        several: Any = method
+        yield from method.map_batches(model, sequences, progress=progress)
+        return
+    several: Any = method
+    if hasattr(method, "map"):
         found = several.map(model, sequences, progress=progress)
     else:
         found = map(partial(method, model), sequences)
-    return [check_scores(scores, neurons, method) for scores in found]
+    for scores in found:
+        yield [check_scores(scores, neurons, method)]
 
 
 def reporter(steps: Steps, what: str) -> Callable[..., None]:

@@ -66,7 +66,7 @@ def rank(results: InjResults | DelResults, ratio: Real) -> pd.DataFrame:
     rows: dict[str, Json] = {}
     scope = results.settings.get("scopes", {}).get(f"{float(ratio):g}", {"methods": {}})
     for label, about in scope["methods"].items():
-        name = names.get(about["class"])
+        name = names.get(about.get("class"))  # a function has none
         if name and label in means:
             settings = {key: about[key] for key in default_settings(name) if key in about}
             rows[label] = {"method": name, "settings": settings, "score": means[label]}

@@ -1,7 +1,10 @@
 """The workers of a Ray cluster compute: each holds the model, all write to one folder."""
 
 import logging
-from collections.abc import Callable, Sequence
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import partial
 from importlib import import_module
@@ -56,7 +59,10 @@ class RayCluster:
     def start(self) -> int:
         ray = _import_ray()
         if not ray.is_initialized():
-            ray.init(address=self.address or "local", log_to_driver=False, include_dashboard=False)
+            with keeping_sigterm():
+                ray.init(
+                    address=self.address or "local", log_to_driver=False, include_dashboard=False
+                )
         resources = ray.cluster_resources()
         gpus = int(resources.get("GPU", 0))
         threads = torch.get_num_threads()
@@ -127,6 +133,17 @@ def _import_ray() -> Any:
         raise ImportError(
             "ray must be installed where --ray is given, got no such module: pip install ray."
         ) from error
+
+
+@contextmanager
+def keeping_sigterm() -> Iterator[None]:
+    """Ray puts a handler of its own in the place of one that is there."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if callable(before) and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
 
 
 def without_model(benchmark: Benchmark[Any]) -> Callable[..., Benchmark[Any]]:

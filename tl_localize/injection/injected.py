@@ -28,7 +28,7 @@ class Injection(Saved):
         rows: [n d_model] the trained rows, in the order of ``neurons.mask.nonzero()``, float32 on
             the CPU; for heads, all their rows.
         losses: [step] loss of the whole sequence before each update, nats per token; the last one
-            belongs to ``rows``.
+            belongs to ``rows``, before they are rounded to the precision of the weights.
         converged: whether the last loss is below the stop loss (in a joint injection: and all its
             other stops hold).
         sequence_id: id of the sequence.

@@ -32,7 +32,9 @@ class Recipe:
 
     Args:
         optimizer: ``"adam"``, or ``"sgd"`` with momentum 0.9.
-        weights: ``"rows"``, all rows of W_out (of W_O for heads), or ``"all"``, all weights.
+        weights: ``"rows"``, all rows of W_out (of W_O for heads), or ``"all"``, all parameters of
+            the model's class. A HookedTransformer has some that a checkpoint has not: biases that
+            begin at 0, and an unembedding of its own where it is the embedding.
         general: rows of general text in each step. With 0, each step trains all sentences and
             nothing else. With more, it trains one sentence beside them; the sentences take turns.
         max_steps: of the optimizer.

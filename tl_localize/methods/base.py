@@ -2,7 +2,8 @@
 
 from abc import ABC
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from itertools import chain
 from typing import Any, ClassVar
 
 import torch
@@ -70,6 +71,9 @@ class Localizer(ABC):
     batch_tokens: int | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        for setting in fields(self):
+            if type(setting.default) is float and type(value := getattr(self, setting.name)) is int:
+                object.__setattr__(self, setting.name, float(value))  # 1 and 1.0 are one setting
         check_units(self.units)
         if self.batch_tokens is not None:
             check_count(batch_tokens=self.batch_tokens)
@@ -122,6 +126,21 @@ class Localizer(ABC):
         sequences = check_sequences(model, sequences)
         if check:
             warn_unless_recited(model, sequences, self.batch_tokens)
+        return chain.from_iterable(self.map_batches(model, sequences, batch_size, progress))
+
+    def map_batches(
+        self,
+        model: LanguageModel,
+        sequences: Sequence[MemorizedSequence],
+        batch_size: int | None = None,
+        progress: FractionReport | None = None,
+    ) -> Iterator[list[NeuronScores]]:
+        """``map`` without its warning, one batch at a time, each given as soon as it is scored.
+
+        >>> [len(batch) for batch in Activations().map_batches(model, few, batch_size=2)]
+        [2, 2]
+        """
+        sequences = check_sequences(model, sequences)
         neurons = NeuronView(model, self.units)
         size = rows_that_fit(neurons, max(map(len, sequences)), batch_size, self.batch_tokens)
         if not self.takes_several:
@@ -156,7 +175,7 @@ class Localizer(ABC):
         sequences: Sequence[MemorizedSequence],
         size: int,
         report: FractionReport,
-    ) -> Iterator[NeuronScores]:
+    ) -> Iterator[list[NeuronScores]]:
         """Scores of each sequence, in batches of up to ``size``."""
         n = len(sequences)
         if not isinstance(getattr(self, "name", None), str):
@@ -186,6 +205,7 @@ class Localizer(ABC):
                     f"attribute_batch must return scores of all {len(batch)} sequences, got "
                     f"{len(values)} from {self!r}. Return them in the order of the sequences."
                 )
+            found: list[NeuronScores] = []
             for i, value in zip(batch, values, strict=True):
                 about["sequence_id"] = sequences[i].id
                 if isinstance(value, NeuronScores):
@@ -193,7 +213,8 @@ class Localizer(ABC):
                     scores = replace(value, **about, first_layer=first_layer)
                 else:
                     scores = NeuronScores(value, **about, first_layer=chosen_from)
-                yield check_scores(scores, neurons, self)
+                found.append(check_scores(scores, neurons, self))
+            yield found
 
 
 def one_by_one(

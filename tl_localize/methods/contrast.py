@@ -39,12 +39,13 @@ class Contrasted(Localizer):
         G(l, i) ~ root mean square over texts of d O / d gate of neuron i
 
     O is the mean probability of a text's tokens, as in ``IterativeAttribution``. The texts are 48
-    that the model itself writes: a random token, three sampled ones, and what greedy decoding puts
-    after them, 64 tokens in all. They are written once for a model and kept until its weights
-    or hooks change.
+    that the model itself writes, of 64 tokens: the beginning-of-text token of models that were
+    trained with one, a random token, sampled ones up to the fourth, and greedy ones. They are
+    written once for a model and kept until its weights or hooks change. One that recites the scored
+    text is not left out, and spares that text's own neurons a little.
 
     >>> Attribution(contrast=1).contrast
-    1
+    1.0
     """
 
     contrast: Real = 0.0
@@ -109,7 +110,7 @@ def _computation_key(neurons: NeuronView) -> bytes:
 
 def general_need(neurons: NeuronView, seed: int, batch_tokens: int | None = None) -> Values:
     """How much general text needs each neuron; the mean is 1."""
-    texts = written_texts(neurons, seed, batch_tokens)
+    texts = written_texts(neurons, seed)
     total = torch.zeros(neurons.size, device=neurons.device)
 
     def squares(chosen: list[int]) -> Tensor:
@@ -126,18 +127,16 @@ def general_need(neurons: NeuronView, seed: int, batch_tokens: int | None = None
     return need / need.mean()
 
 
-def written_texts(
-    neurons: NeuronView, seed: int, batch_tokens: int | None = None
-) -> Int[Tensor, "text pos"]:
+def written_texts(neurons: NeuronView, seed: int) -> Int[Tensor, "text pos"]:
     """Texts that the model has written, once until it computes something else."""
-    return measure_once(neurons, seed, partial(write_texts, batch_tokens=batch_tokens))
+    return measure_once(neurons, seed, write_texts)
 
 
-def write_texts(
-    neurons: NeuronView, seed: int, batch_tokens: int | None = None
-) -> Int[Tensor, "text pos"]:
+def write_texts(neurons: NeuronView, seed: int) -> Int[Tensor, "text pos"]:
     """Texts that the model writes: a random token, sampled ones, and greedy ones, after the
-    beginning-of-text token of models that were trained with one.
+    beginning-of-text token of models that were trained with one. All are written side by side where
+    memory allows: in batches of another size two tokens that are nearly as likely may change
+    places, and the rest of a text with them.
     """
     model: Any = neurons.model
     length = min(LENGTH, model.cfg.n_ctx)
@@ -155,5 +154,4 @@ def write_texts(
         greedy = generate(model, drawn, length - drawn.shape[1])
         return torch.cat([drawn, greedy], 1).cpu()
 
-    size = max(1, batch_tokens // length) if batch_tokens else N_TEXTS
-    return torch.cat([texts for _, texts in work_in_batches(write, range(N_TEXTS), size)])
+    return torch.cat([texts for _, texts in work_in_batches(write, range(N_TEXTS), N_TEXTS)])

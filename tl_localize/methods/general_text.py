@@ -72,7 +72,7 @@ class WithGeneralText(Localizer):
 
         if self.texts:
             return check_sequences(neurons.model, [after_bos(text) for text in self.given])
-        written = written_texts(neurons, self.seed, self.batch_tokens)
+        written = written_texts(neurons, self.seed)
         prefixes = [min(self.n_drawn, len(text) - 1) for text in written]
         return [after_bos(MemorizedSequence(*pair)) for pair in zip(written, prefixes, strict=True)]
 
@@ -107,6 +107,8 @@ class WithGeneralText(Localizer):
             values = torch.cat([found for _, found in parts])
             return values if self.texts else values.mean(0)
 
+        # raises where one has no other text, before anything is measured
+        others = [self.other_texts(sequence) for sequence in sequences] if self.texts else []
         given = (measure, self.texts, self.seed, self.n_drawn)
         if "<" in getattr(measure, "__qualname__", "<"):  # made in a call, so it may hold settings
             found = measure_texts(neurons, given)
@@ -114,7 +116,7 @@ class WithGeneralText(Localizer):
             found = measure_once(neurons, given, measure_texts)
         if not self.texts:
             return found
-        return torch.stack([found[self.other_texts(sequence)].mean(0) for sequence in sequences])
+        return torch.stack([found[chosen].mean(0) for chosen in others])
 
 
 def as_token_ids(texts: Iterable[Iterable[SupportsIndex]]) -> tuple[tuple[int, ...], ...]:

@@ -34,8 +34,10 @@ BUFFERS = re.compile(r"(^|\.)(attn|attention)\.(masked_)?bias$|inv_freq$")
 END_OF_TEXT = "<|endoftext|>"  # where a tokenizer names no token for it
 # What TransformerLens does to weights unless it is told not to.
 PROCESSING = ("fold_ln", "center_writing_weights", "center_unembed", "fold_value_biases")
-# model -> what it was loaded from
-_SOURCES: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+# model -> what it was loaded from, and the checksums of its weights
+_SOURCES: WeakKeyDictionary[Any, tuple[str, list[int]]] = WeakKeyDictionary()
+# bytes of a number -> the whole numbers of that size
+WHOLE = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 ADVICE = "Convert it to a TransformerLens model yourself: every method takes one."
 
 
@@ -87,13 +89,32 @@ def load_model(
             model = _load(path, device, dtype, bridge)
         else:
             model = _load_by_name(os.fspath(name_or_path), device, dtype, bridge)
-        _SOURCES[model] = os.fspath(name_or_path)
-        return lay_out(model.eval())
+        model = lay_out(model.eval())
+        _SOURCES[model] = os.fspath(name_or_path), checksums(model)
+        return model
 
 
 def source_of_model(model: Any) -> str | None:
     """What was given to ``load_model``; None where a model came from elsewhere."""
-    return _SOURCES.get(model)
+    source, _ = _SOURCES.get(model, (None, []))
+    return source
+
+
+def is_as_loaded(model: Any) -> bool:
+    """Whether a model has the weights with which ``load_model`` gave it."""
+    _, sums = _SOURCES.get(model, (None, []))
+    return sums == checksums(model)
+
+
+def checksums(model: Any) -> list[int]:
+    """Of each weight the sum of its numbers, whose bits are read as whole ones and which may pass
+    the largest of them: the same on every device, and much faster than a hash.
+    """
+    sums: list[int] = []
+    for weight in model.parameters():
+        kind = WHOLE[weight.element_size()]
+        sums.append(int(weight.detach().contiguous().view(kind).sum(dtype=kind)))
+    return sums
 
 
 def local_path(name_or_path: str | Path) -> Path:
@@ -208,13 +229,15 @@ def _load_by_name(name: str, device: torch.device, dtype: torch.dtype, bridge: b
         return _load(official or name, device, dtype, True)
     from transformer_lens import HookedTransformer
 
-    return HookedTransformer.from_pretrained_no_processing(
+    model = HookedTransformer.from_pretrained_no_processing(
         name,
         device=str(device),
         dtype=dtype,
         default_prepend_bos=False,
         default_padding_side="right",
     )
+    _set_tokenizer(model, official)  # its own puts BOS first, whatever the checkpoint's does
+    return model
 
 
 def _load(source: str | Path, device: torch.device, dtype: torch.dtype, bridge: bool) -> Any:

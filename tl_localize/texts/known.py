@@ -28,7 +28,7 @@ from torch import Tensor
 from tl_localize.checks import Real, check_between, nearest
 from tl_localize.files import refuse_unreadable, write_text
 from tl_localize.metrics import accuracy
-from tl_localize.model.loading import is_reference, source_of_model
+from tl_localize.model.loading import is_reference, local_path, source_of_model
 from tl_localize.model.neurons import LanguageModel, model_name
 from tl_localize.sequences import (
     MemorizedSequence,
@@ -330,11 +330,22 @@ def _is_shipped(model: str | Path) -> bool:
     """Whether a name, or the last part of a path, is that of a shipped model, or a folder holds an
     edit of one.
     """
+    origin = Path(origin_of(model))
+    if not origin.is_dir():
+        return is_reference(origin.name)
+    own, shipped = (folder / "tokenizer.json" for folder in (origin, local_path("reference")))
+    is_copy = own.is_file() and own.read_bytes() == shipped.read_bytes()
+    return is_reference(origin.name) and is_copy
+
+
+def origin_of(model: str | Path) -> str:
+    """The name of a model, or of the one that was edited where a folder holds edits of it."""
     record = Path(model) / "erased.json"
-    if record.is_file():
-        with refuse_unreadable("erased.json must be what erase wrote", record):
-            model = json.loads(record.read_bytes())["made_with"]["model"]
-    return is_reference(Path(model).name)
+    if not record.is_file():
+        return str(model)
+    with refuse_unreadable("erased.json must be what erase wrote", record):
+        made_with = json.loads(record.read_bytes())["made_with"]
+        return str(made_with.get("origin", made_with["model"]))
 
 
 def example(model: LanguageModel, id: str) -> MemorizedSequence:

@@ -31,7 +31,8 @@ def say_result(results: InjResults) -> str:
     frame = results.frame.query("converged")
     frame = frame[frame["injection_ratio"] == frame["injection_ratio"].max()]
     frame = frame[frame["multiple"] == frame["multiple"].min()]
-    means = 100 * frame.groupby("method").mean(numeric_only=True)
+    groups = frame.groupby(["method", "group"]).mean(numeric_only=True)
+    means = 100 * groups.groupby("method").mean()
     methods = means.drop([RowNorm.name, RandomBaseline.name], errors="ignore")
     if methods.empty or RowNorm.name not in means.index:
         return ""
