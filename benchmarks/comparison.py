@@ -39,6 +39,7 @@ VALUES = (
     # of controls, by ablation
     *(f"{whose}_{kind}" for whose in ("self", "neg") for kind in ("zero", "mean", "resample")),
     *("short", "same_half", "other_half", "extracted", "distance"),
+    "change",  # of a text, where another one's neurons are ablated
 )
 DECIMALS = 6
 

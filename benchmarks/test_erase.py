@@ -80,6 +80,7 @@ from edits import (
     w_out_weights,
 )
 
+from tl_localize import METHODS
 from tl_localize.stats import paired_test, with_error
 
 N_TARGETS, N_OTHERS = 12, 16  # --limit is of the targets
@@ -135,9 +136,18 @@ class Edit:
     def inputs(self):
         """What an edit's numbers depend on; ``RATES`` says the rates that are not given."""
         inputs = asdict(self)
-        if self.rate in (None, WEIGHTS_RATE):
+        if self.rate in (None, WEIGHTS_RATE if self.objective else ROWS_RATE):
             del inputs["rate"]
+        if self.method in METHODS:
+            inputs["naming"] = describe_naming(self.method)
         return inputs
+
+
+def describe_naming(name):
+    """The default settings and the version of a method that names rows."""
+    from tl_localize.execution.store import describe
+
+    return {**describe(METHODS[name]()), "version": METHODS[name].version}
 
 
 def rows_by(method, share):
@@ -248,6 +258,19 @@ def measure_edit(model, text, edit, others, training, general_tokens):
     return {"curve": watch.curve, "returned": back}
 
 
+def about_edits(model, others, general_tokens):
+    """What the numbers of all edits of a model depend on."""
+    from tl_localize.files import digest
+    from tl_localize.model.environment import fingerprint
+
+    return {
+        "model": fingerprint(model),
+        "rates": RATES,
+        "others": [other.tokens.tolist() for other in others],
+        "general_text": digest(general_tokens),
+    }
+
+
 def ended_by_steps(curve):
     """Whether neither the text nor the last price ended an edit."""
     return curve[-1]["accuracy"] > GONE and curve[-1]["neg"] >= -LAST_PRICE
@@ -264,13 +287,10 @@ def measure_to_price(steps, about, edit, measure):
 
 def measure_all(model, sequences, n_dev, n_targets, general_tokens, edits, steps):
     """Each edit of each target."""
-    from tl_localize.model.environment import fingerprint
-
     tests = sequences[n_dev:]
     others = tests[N_TARGETS:][:N_OTHERS]
     training = sequences[:n_dev][:N_TRAINING]
-    about = {"step": "edit", "model": fingerprint(model), "rates": RATES}
-    about["others"] = [other.tokens.tolist() for other in others]
+    about = {"step": "edit", **about_edits(model, others, general_tokens)}
     found = {}
     for edit in edits:
         for text in tests[:n_targets]:
@@ -348,9 +368,7 @@ def search_rates(model, texts, others, general_tokens, edits, rates, steps):
     """Self (a fraction) where the others have lost 1 point, of each kind of unlearning, rate and
     dev text: method, ratio (the rate), sequence_id, self_1.
     """
-    from tl_localize.model.environment import fingerprint
-
-    about = {"step": "rate", "model": fingerprint(model), "rates": RATES}
+    about = {"step": "rate", **about_edits(model, others, general_tokens)}
 
     def lost(edit):
         found = {}
@@ -413,9 +431,8 @@ def measure_truth(model, text, injection, edit, others, general_tokens):
 def measure_truths(model, sentences, edits, others, general_tokens, steps):
     """Each edit of each sentence, and the training of a model that never saw the sentence."""
     from tl_localize import inject
-    from tl_localize.model.environment import fingerprint
 
-    about = {"model": fingerprint(model), "rates": RATES}
+    about = about_edits(model, others, general_tokens)
     found = {}
     for seed, sentence in enumerate(sentences):
         how = {"ratio": INJECTED_SHARE, "seed": seed, "learning_rate": INJECTION_RATE}

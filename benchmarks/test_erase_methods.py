@@ -2,7 +2,7 @@
 
 The edits of ``test_erase.py`` raised two questions when all of them had been seen: do rows by
 Iterative Attribution erase more than random ones, and should they be the rows that ``erase`` trains
-by default, in place of those by Activation Contrast? Texts that no edit has seen answer here:
+by default, in place of those by Activation Contrast? Texts that it did not use answer here:
 
     pytest benchmarks/test_erase_methods.py --model reference-gpt2
     pytest benchmarks/test_erase_methods.py --model reference-pythia
@@ -14,7 +14,10 @@ What is done is kept in the results folder, and a run that was interrupted goes 
 Decided before the first row was measured:
 
 * Texts: DEL's test texts behind the 28 that were targets or others of an edit, in random order; 24
-  on a shipped model, 12 on SmolLM2 and 8 on Gemma.
+  on a shipped model, 12 on SmolLM2 and 8 on Gemma. Found when all was measured: some of them
+  (``EDITED_BEFORE``) had been among those on which ``measure_erasures.py`` had tried how several
+  texts are best erased, or had erased several, always with the rows of the default. So each
+  difference is also given without them.
 * Edits: ``erase`` with its defaults, but that it goes on until 5 % of a text are left, so that
   methods do not tie at 30 %. Its rows by Iterative Attribution, by Activation Contrast and at
   random (2 % of each layer, rate 0.001 at 0.2 %), and all rows. The price, a point of the others
@@ -42,7 +45,7 @@ import pandas as pd
 import pytest
 from del_data import read_data
 from edits import GONE
-from test_erase import N_OTHERS, N_TARGETS
+from test_erase import N_OTHERS, N_TARGETS, describe_naming
 
 from tl_localize.stats import paired_test, with_error
 
@@ -53,6 +56,18 @@ N_SEEN = N_TARGETS + N_OTHERS
 N_TEXTS, N_KEPT = 24, 40  # texts to erase; texts that are to stay
 FEWER = {"SmolLM2-135M-Instruct.Q4_1": 12, "gemma-3-270m-q4_k_m": 8}
 N_TESTS = 12  # three on each of four models
+EDITED_BEFORE = {
+    "reference-gpt2": (
+        *("code-075", "code-193", "ordered_items-074", "others-239", "quotes-313"),
+        *("terms_of_use-025", "urls-022", "urls-094", "urls-149"),
+    ),
+    "reference-pythia": (
+        *("code-075", "contact_info-078", "contact_info-182", "ordered_items-206", "poems-205"),
+    ),
+    "SmolLM2-135M-Instruct.Q4_1": (
+        *("count-in-words", "even-numbers", "multiples-of-11", "odd-numbers", "powers-of-2"),
+    ),
+}
 IN_SMALLER_STEPS = {"gemma-3-270m-q4_k_m": 4}
 
 
@@ -88,7 +103,7 @@ def measure_erasure(model, text, others, name, smaller_steps=False, **settings):
 
 
 def measure_all(model, tests, n_texts, methods, steps, smaller_steps=False, **settings):
-    """One row per method and text, of the texts that no edit has seen."""
+    """One row per method and text, of the texts that ``test_erase.py`` did not use."""
     from tl_localize.model.environment import fingerprint
 
     seen, unseen = tests[:N_SEEN], tests[N_SEEN:]
@@ -101,6 +116,7 @@ def measure_all(model, tests, n_texts, methods, steps, smaller_steps=False, **se
     for name in methods:
         for text in unseen[:n_texts]:
             inputs = about | {"text": text.tokens.tolist(), "rows": name}
+            inputs["naming"] = describe_naming("random" if name == "all rows" else name)
             given = (model, text, others, name, smaller_steps)
             found = steps.get(inputs, partial(measure_erasure, *given, **settings))
             rows.append({"method": name, "sequence_id": text.id, **found})
@@ -139,7 +155,7 @@ def frame(model, model_name, edit_steps, request, publish):
     planned = FEWER.get(Path(model_name).stem, N_TEXTS)
     n_texts = min(planned, request.config.getoption("--limit") or planned)
     measured = measure_all(model, sequences[n_dev:], n_texts, METHODS, edit_steps)
-    about = f"mean ± standard error over {n_texts} texts that no edit has seen"
+    about = f"mean ± standard error over {n_texts} texts of their own"
     publish(table_of(measured), model_name, "erase_methods", f"Rows of erase, {about}")
     return measured
 

@@ -226,6 +226,7 @@ def measure(controls, methods, n_targets, steps):
         for kind, some in texts.items():
             for text in some:
                 inputs = about | {"text": text.tokens.tolist(), "method": describe(method)}
+                inputs["version"] = method.version
                 found = steps.get(inputs, partial(controls.rows, method, text))
                 rows += [{"kind": kind, **row} for row in found]
     return pd.DataFrame(rows)

@@ -22,6 +22,7 @@ from cells import (  # noqa: E402
     with_t_interval,
 )
 from comparison import names, read_frame  # noqa: E402
+from test_erase_methods import EDITED_BEFORE  # noqa: E402
 
 from tl_localize.stats import paired_test  # noqa: E402
 
@@ -49,6 +50,7 @@ COMPARED_EDITS = (
 N_COMPARED = 17  # edits that are compared with it on each model, also where some are still to come
 SMALLER_STEPS = "erase_smaller_steps"
 ASKED_ROWS = "iterative_attribution"
+DEFAULT_ROWS = "activation_contrast"
 COMPARED_ROWS = ("activation_contrast", "random", "all rows")
 N_ROW_TESTS = 12  # three on each of four models, also where some are still to come
 TRAINING = {
@@ -145,26 +147,45 @@ def erase_pairs_table() -> str:
 
 
 def erase_methods_table() -> str:
-    """What ``erase`` takes with the rows that each method names, of texts that no edit has seen."""
+    """What ``erase`` takes with the rows that each method names, of texts of their own."""
     rows = []
     for title, model in MODELS.items():
         if f"erase_methods-{model}" not in names():
             continue
         edits = edits_of(f"erase_methods-{model}")
-        asked = edits[ASKED_ROWS]["self_1"]
         for edit in (ASKED_ROWS, *COMPARED_ROWS):
             found = edits[edit]
-            gap = ""
-            if edit != ASKED_ROWS:
-                other = found["self_1"].loc[asked.index]
-                p = np.minimum(1.0, paired_test(asked, other) * N_ROW_TESTS)
-                gap = f"{with_t_interval(asked - other)} (p = {power(p)})"
             measured = [found["self_1"], found["extracted_1"], found["delta_others_accuracy"]]
             cells = [mean_with_interval(values) for values in measured]
             kl = mean_with_interval(found["kl_1"], 3)
-            rows.append([f"{title} ({len(asked)} texts)", edit_title(edit), *cells, kl, gap])
+            rows.append([f"{title} ({len(found)} texts)", edit_title(edit), *cells, kl])
     titles = ["change of the text", "still written (%)", "change of others, not watched", "KL"]
-    return markdown(["model", "rows", *titles, f"{edit_title(ASKED_ROWS)} minus it"], rows)
+    return markdown(["model", "rows", *titles], rows)
+
+
+def erase_methods_pairs_table() -> str:
+    """Differences of the same, of all texts and of those that had not been edited before."""
+    rows = []
+    for title, model in MODELS.items():
+        if f"erase_methods-{model}" not in names():
+            continue
+        edits = edits_of(f"erase_methods-{model}")
+        every = edits[ASKED_ROWS]["self_1"]
+        before = every.index.isin(EDITED_BEFORE.get(model, ()))
+        for what, index in (("", every.index), (" not edited before", every.index[~before])):
+            if what and not before.any():
+                continue
+            own = {edit: edits[edit]["self_1"].loc[index] for edit in (ASKED_ROWS, *COMPARED_ROWS)}
+            cells = []
+            for edit in COMPARED_ROWS:
+                p = np.minimum(1.0, paired_test(own[ASKED_ROWS], own[edit]) * N_ROW_TESTS)
+                gap = with_t_interval(own[ASKED_ROWS] - own[edit])
+                cells.append(f"{gap} (p = {power(p)})")
+            cells.append(with_t_interval(own[DEFAULT_ROWS] - own["random"]))
+            rows.append([f"{title} ({len(index)} texts{what})", *cells])
+    titles = [f"{edit_title(ASKED_ROWS)} minus {edit_title(edit)}" for edit in COMPARED_ROWS]
+    also = f"{edit_title(DEFAULT_ROWS)} minus random rows (no test was planned)"
+    return markdown(["model", *titles, also], rows)
 
 
 def smaller_steps_table() -> str:

@@ -70,6 +70,7 @@ from deletion_tables import (  # noqa: E402
     third_table,
 )
 from erase_tables import (  # noqa: E402
+    erase_methods_pairs_table,
     erase_methods_table,
     erase_pairs_table,
     erase_table,
@@ -397,6 +398,7 @@ for shipped in (GPT2, PYTHIA):
     TABLES[f"single-layers-{shipped}"] = partial(layers_of_shipped, shipped)
 TABLES["erasures"] = erasures_table
 TABLES["erase-methods"] = erase_methods_table
+TABLES["erase-methods-pairs"] = erase_methods_pairs_table
 TABLES["erase-smaller-steps"] = smaller_steps_table
 TABLES["erase-pairs"] = erase_pairs_table
 TABLES["erase-rates"] = partial(rates_table, {**SHIPPED, "SmolLM2": SMOLLM2})

@@ -195,7 +195,8 @@ def bootstrap(
     below 2. Its ends are the percentiles that make the interval of a normal mean as wide as
     Student's (the expanded percentiles of Hesterberg 2015, arXiv:1411.5279): plain ones are too
     narrow for few observations. A resample in which the number does not exist counts as lower than
-    all others at the lower end, and as higher at the upper one; nan where one in forty is such.
+    all others at the lower end, and as higher at the upper one; nan where as many are such as lie
+    beyond an end (``expanded_tail``).
 
     Args:
         statistic: the number of each resample, given the places of the observations that were

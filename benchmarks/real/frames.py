@@ -11,10 +11,10 @@ import pandas as pd
 from tl_localize.files import prepare_folder, write_text
 
 TEXTS = ["prefix", "suffix"]  # columns that hold the paper's data
-# columns that tests compare, and how far apart two machines may be: after training, by texts that
-# the model writes, which differ with the last bits of a machine, and where neurons nearly tie
-# (twice the most that two CPUs, and a CPU and an H200, differed on four texts of SmolLM2; of
-# recalls nothing was measured)
+# how far apart two machines may be: after training, by texts that the model writes, which differ
+# with the last bits of a machine, and where neurons nearly tie (twice the most that two CPUs, and a
+# CPU and an H200, differed on four texts of SmolLM2; of recalls nothing was measured). What has no
+# band is not compared there
 TRAINED = ("hard_concrete", "slimming", "hard_concrete_tuned", "slimming_tuned")
 WRITTEN = ("attribution_contrast_1", "iterative_attribution")
 TRAINED_BANDS = {
@@ -78,22 +78,38 @@ def confusion_matrices(frame: pd.DataFrame) -> Any:
 
 def differences(measured: pd.DataFrame, committed: pd.DataFrame) -> pd.DataFrame:
     """The numbers of a committed frame that are not those measured now, or are missing: those of
-    ``comparison``.
+    ``comparison``, of methods that train or write texts those that have a band.
     """
-    expected = comparison.indexed(committed)
-    expected = expected[[name for name in TRAINED_BANDS if name in expected]]
+    expected = comparison.indexed(as_rows(committed))
     if not len(expected.columns):
         return pd.DataFrame()
-    same = comparison.by_levels(comparison.indexed(measured), expected)
+    same = comparison.by_levels(comparison.indexed(as_rows(measured)), expected)
+    if "method" in expected.index.names:
+        methods = expected.index.get_level_values("method")
+        for method in methods.unique():
+            of_column = bands_of(method, committed)
+            if of_column:
+                without = [name for name in expected if name not in of_column]
+                expected.loc[methods == method, without] = float("nan")
     return comparison.differences(same, expected, bands(committed, list(expected.columns)))
+
+
+def as_rows(frame: pd.DataFrame) -> pd.DataFrame:
+    """A confusion matrix by the names that a row has elsewhere."""
+    return frame.rename(columns={"ablated": "id", "measured": "sequence_id"})
+
+
+def bands_of(method: str, frame: pd.DataFrame) -> dict[str, float]:
+    """The bands of a method in a frame; none where it must agree."""
+    in_trained_rows = "recall" in frame or "delta_own_accuracy" in frame
+    return TRAINED_BANDS if in_trained_rows else METHOD_BANDS.get(method, {})
 
 
 def bands(frame: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
     """The bands of a frame, as ``comparison`` takes them; of all methods where rows are trained."""
     rows: list[dict[str, Any]] = []
-    in_trained_rows = "recall" in frame or "delta_own_accuracy" in frame
     for method in frame["method"].unique() if "method" in frame else ():
-        of_column = TRAINED_BANDS if in_trained_rows else METHOD_BANDS.get(method, {})
+        of_column = bands_of(method, frame)
         rows += [
             {"method": method, "column": name, "band": of_column[name]}
             for name in columns

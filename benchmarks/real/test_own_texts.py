@@ -37,7 +37,7 @@ FEW = 4, 8  # targets that every method has before there are more
 DEL_METHODS = (
     "iterative_attribution,attribution,activations,slimming,hard_concrete,integrated_gradients"
 )
-# rivals with their defaults; without Balanced Subnet, which learns a set for each share
+# rivals with their defaults; Balanced Subnet, which learns a set for each share, on a few texts
 DEL_RIVALS = (
     "selective_synaptic_dampening,selective_pruning,contrastive_gradient,adversarial_hard_concrete"
 )
@@ -70,8 +70,10 @@ def injected(
     ratios: Any = None,
     **options: Any,
 ) -> Any:
-    """INJ at each ratio, Zero-Out screened: all that a folder has so far."""
-    from tl_localize import InjResults
+    """INJ at each ratio, Zero-Out screened, Iterative Attribution in its form for INJ, without the
+    contrast: all that a folder has so far.
+    """
+    from tl_localize import InjResults, IterativeAttribution
     from tl_localize.evals.settings import SCREEN, inj_runs
 
     for benchmark, some in inj_runs(
@@ -84,7 +86,11 @@ def injected(
         ratios,
         **options,
     ):
-        benchmark.run(some, store)
+        plain = [
+            replace(method, contrast=0.0) if isinstance(method, IterativeAttribution) else method
+            for method in some
+        ]
+        benchmark.run(plain, store)
     return InjResults.of(store)
 
 
@@ -146,7 +152,13 @@ def forgetting(
     publish: Any,
 ) -> Any:
     """DEL on short texts, one of each category; all that a folder has so far."""
-    from tl_localize import Attribution, DelBenchmark, DelResults, RefinedAttribution
+    from tl_localize import (
+        Attribution,
+        BalancedSubnet,
+        DelBenchmark,
+        DelResults,
+        RefinedAttribution,
+    )
     from tl_localize.evals.deletion import del_tables
     from tl_localize.evals.settings import del_methods
     from tl_localize.execution import Store
@@ -167,6 +179,8 @@ def forgetting(
             refined = RefinedAttribution(share=ratio, first_layer=1)
             one_share = DelBenchmark(model, texts, general, **how | {"ratios": (ratio,)})
             one_share.run([refined], store)
+            if n_targets <= FEW[0]:  # of Balanced Subnet too; it is trained
+                one_share.run([BalancedSubnet(share=ratio, first_layer=1)], store)
     results = DelResults.of(store)
     for key, table in del_tables(results, name).items():
         publish(table, name, key, f"{CAPTIONS[key]}. Texts of tl-localize known")
