@@ -70,6 +70,7 @@ class Plan:
         n_counts, n_ablations, n_single_layers, n_quadrature: targets of these studies.
         points: of Integrated Gradients.
         n_rev, n_rev_sentences: models of REV, and sentences in each.
+        n_rev_drawn: models for which sentences are drawn; as many as are measured, by default.
         tuned: whether masks are searched; the paper's models have the paper's settings.
         screen: of Zero-Out; None computes every neuron.
         settings: METHOD.SETTING=VALUE, over everything.
@@ -96,6 +97,7 @@ class Plan:
     n_quadrature: int = 4
     points: tuple[int, ...] = (20, 50, 100, 300)
     n_rev: int = 3
+    n_rev_drawn: int | None = None
     n_rev_sentences: int = 4
     tuned: bool = True
     grids: Mapping[str, Grid] = field(default_factory=lambda: GRIDS)
@@ -106,7 +108,9 @@ class Plan:
     n_tokens: int | None = None
 
     def limited(self, limit: int | None) -> Plan:
-        """The plan with at most so many sentences, groups and targets."""
+        """The plan with at most so many sentences, targets and models of REV. Groups of distractors
+        are drawn together, so their number stays.
+        """
         if limit is None:
             return self
 
@@ -118,8 +122,8 @@ class Plan:
             sentences={ratio: at_most(n) for ratio, n in self.sentences.items()},
             n_seeds=at_most(self.n_seeds),
             n_expanded=at_most(self.n_expanded),
-            n_groups=at_most(self.n_groups),
             n_rev=at_most(self.n_rev),
+            n_rev_drawn=self.n_rev,
             n_targets=at_most(self.n_targets),
             n_zero_out=at_most(self.n_zero_out),
             n_counts=at_most(self.n_counts),

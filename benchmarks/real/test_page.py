@@ -10,6 +10,9 @@ from frames import bands_of, differences, read_frames
 from kept import ARCHIVE, EXPECTED, bring, write_archive
 from page import write_page
 
+# (model, frame) -> methods of which a row is of another training: PLAN.md, Tests
+ANOTHER_TRAINING = {("SmolLM2-135M-Instruct.Q4_1", "distractors"): ["hard_concrete"]}
+
 
 def folders(root: Path, below: str) -> list[Path]:
     return sorted(path for path in root.glob(f"*/{below}") if any(path.glob("*.csv")))
@@ -60,6 +63,20 @@ def test_smoke_a_column_of_zeros_is_named(frames: Path) -> None:
                     zeros = frame[column].where(frame["method"] != method, 0.0)
                     off = differences(frame.assign(**{column: zeros}), frame)
                     assert len(off), (name, method, column)
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("frames", folders(EXPECTED, ""), ids=lambda folder: folder.name)
+def test_smoke_all_methods_read_one_training(frames: Path) -> None:
+    """A run that goes on from rows of another machine trains their injection once more, and what
+    two methods find would then be of two models.
+    """
+    for name, frame in read_frames(frames).items():
+        if "loss" in frame:
+            known = frame["method"].isin(ANOTHER_TRAINING.get((frames.name, name), ()))
+            trained = frame[~known].groupby(["injection_ratio", "seed", "group", "sequence_id"])
+            spread = trained["loss"].max() / trained["loss"].min()
+            assert (spread < 1.001).all(), (name, spread[spread >= 1.001])
 
 
 @pytest.mark.smoke

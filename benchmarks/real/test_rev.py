@@ -20,7 +20,7 @@ def test_rev(real: RealModel) -> None:
     plan = real.plan
     n = plan.n_rev_sentences
     # half of the groups is never trained, and some sentences fit in no group
-    texts = real.sentences(3 * plan.n_rev * n)
+    texts = real.sentences(3 * (plan.n_rev_drawn or plan.n_rev) * n)
     wanted = REV_METHODS.split(",")
     settings = [setting for setting in plan.settings if setting.split(".")[0] in wanted]
     methods = make_methods(REV_METHODS, settings, first_layer_settings(0))

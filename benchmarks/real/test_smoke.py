@@ -42,6 +42,15 @@ N_FIRST, N_LATER = 13, 3  # sentences of 2021, and of 2022 and 2023
 WITHOUT_SEARCH = {"The search of the masks' settings"}
 
 
+@pytest.mark.smoke
+def test_smoke_a_limit_draws_the_groups_of_the_plan() -> None:
+    plan = Plan()
+    few = plan.limited(1)
+    assert (few.n_rev, few.n_rev_drawn, few.n_groups) == (1, plan.n_rev, plan.n_groups)
+    assert few.sentences == {0.01: 1, 0.001: 1} and few.n_targets == few.n_zero_out == 1
+    assert plan.limited(None) == plan
+
+
 def save_model(folder: Path, n_heads: int, family: str) -> None:
     """A random model of two layers, with a shipped tokenizer."""
     import transformers
