@@ -41,16 +41,18 @@ EDITS = {
     "never injected": "a model that never saw it",
 }
 MODELS = {**SHIPPED, "SmolLM2": SMOLLM2, "Gemma": GEMMA}
-TESTED_EDIT = "activation_contrast 2 %"
+ASKED_ROWS = "iterative_attribution"
+DEFAULT_ROWS = "activation_contrast"
+TESTED_EDIT = f"{DEFAULT_ROWS} 2 %"
 COMPARED_EDITS = (
     *((TESTED_EDIT, other) for other in ("random 2 %", "all rows", "activations 2 %")),
     *(("default of erase", other) for other in (TESTED_EDIT, "random 2 %", "all rows")),
-    ("iterative_attribution 2 %", "random 2 %"),  # added when all had been seen
+    # added when all had been seen
+    ("iterative_attribution 2 %", "random 2 %"),
+    *((f"{method} 0.2 %", "random 0.2 %") for method in (DEFAULT_ROWS, ASKED_ROWS)),
 )
 N_COMPARED = 17  # edits that are compared with it on each model, also where some are still to come
 SMALLER_STEPS = "erase_smaller_steps"
-ASKED_ROWS = "iterative_attribution"
-DEFAULT_ROWS = "activation_contrast"
 COMPARED_ROWS = ("activation_contrast", "random", "all rows")
 N_ROW_TESTS = 12  # three on each of four models, also where some are still to come
 TRAINING = {
