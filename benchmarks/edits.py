@@ -40,6 +40,19 @@ Curve = list[dict[str, float]]  # of each state that was looked at, the first on
 LAST_PRICE = 3.0  # points that the others may lose before an edit ends, unless another is given
 ERASED = 0.3  # accuracy at which the text counts as erased
 GONE = 0.05  # accuracy at which an edit ends
+# texts of ``test_erase_methods.py`` that ``measure_erasures.py`` had edited, or tried, before it
+EDITED_BEFORE = {
+    "reference-gpt2": (
+        *("code-075", "code-193", "ordered_items-074", "others-239", "quotes-313"),
+        *("terms_of_use-025", "urls-022", "urls-094", "urls-149"),
+    ),
+    "reference-pythia": (
+        *("code-075", "contact_info-078", "contact_info-182", "ordered_items-206", "poems-205"),
+    ),
+    "SmolLM2-135M-Instruct.Q4_1": (
+        *("count-in-words", "even-numbers", "multiples-of-11", "odd-numbers", "powers-of-2"),
+    ),
+}
 ANY_RISE = 1e6  # percent: the perplexity of general text ends no edit
 NPO_BETA = 0.1
 

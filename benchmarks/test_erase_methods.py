@@ -15,7 +15,7 @@ Decided before the first row was measured:
 
 * Texts: DEL's test texts behind the 28 that were targets or others of an edit, in random order; 24
   on a shipped model, 12 on SmolLM2 and 8 on Gemma. Found when all was measured: some of them
-  (``EDITED_BEFORE``) had been among those on which ``measure_erasures.py`` had tried how several
+  (``EDITED_BEFORE`` in ``edits.py``) had been among those on which ``measure_erasures.py`` had tried how several
   texts are best erased, or had erased several, always with the rows of the default. So each
   difference is also given without them.
 * Edits: ``erase`` with its defaults, but that it goes on until 5 % of a text are left, so that
@@ -56,18 +56,6 @@ N_SEEN = N_TARGETS + N_OTHERS
 N_TEXTS, N_KEPT = 24, 40  # texts to erase; texts that are to stay
 FEWER = {"SmolLM2-135M-Instruct.Q4_1": 12, "gemma-3-270m-q4_k_m": 8}
 N_TESTS = 12  # three on each of four models
-EDITED_BEFORE = {
-    "reference-gpt2": (
-        *("code-075", "code-193", "ordered_items-074", "others-239", "quotes-313"),
-        *("terms_of_use-025", "urls-022", "urls-094", "urls-149"),
-    ),
-    "reference-pythia": (
-        *("code-075", "contact_info-078", "contact_info-182", "ordered_items-206", "poems-205"),
-    ),
-    "SmolLM2-135M-Instruct.Q4_1": (
-        *("count-in-words", "even-numbers", "multiples-of-11", "odd-numbers", "powers-of-2"),
-    ),
-}
 IN_SMALLER_STEPS = {"gemma-3-270m-q4_k_m": 4}
 
 

@@ -22,7 +22,7 @@ from cells import (  # noqa: E402
     with_t_interval,
 )
 from comparison import names, read_frame  # noqa: E402
-from test_erase_methods import EDITED_BEFORE  # noqa: E402
+from edits import EDITED_BEFORE  # noqa: E402
 
 from tl_localize.stats import paired_test  # noqa: E402
 
