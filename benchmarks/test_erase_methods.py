@@ -15,9 +15,9 @@ Decided before the first row was measured:
 
 * Texts: DEL's test texts behind the 28 that were targets or others of an edit, in random order; 24
   on a shipped model, 12 on SmolLM2 and 8 on Gemma. Found when all was measured: some of them
-  (``EDITED_BEFORE`` in ``edits.py``) had been among those on which ``measure_erasures.py`` had tried how several
-  texts are best erased, or had erased several, always with the rows of the default. So each
-  difference is also given without them.
+  (``EDITED_BEFORE`` in ``edits.py``) had been among those on which ``measure_erasures.py`` had
+  tried how several texts are best erased, or had erased several, always with the rows of the
+  default. So each difference is also given without them.
 * Edits: ``erase`` with its defaults, but that it goes on until 5 % of a text are left, so that
   methods do not tie at 30 %. Its rows by Iterative Attribution, by Activation Contrast and at
   random (2 % of each layer, rate 0.001 at 0.2 %), and all rows. The price, a point of the others
