@@ -167,7 +167,7 @@ def encode(tokenizer: Any, text: str) -> list[int]:
     except UnicodeEncodeError as error:
         raise ValueError(
             f"text must be valid Unicode, got {text[error.start : error.end]!r} at character "
-            f"{error.start}. Save or type it in UTF-8."
+            f"{error.start}. Save or type it in UTF-8, without halves of characters."
         ) from error
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 

@@ -123,3 +123,9 @@ def test_ablation_has_no_training(option):
     result = invoke(f"erase --example primes --edit ablate {option} --model nosuch")
     name = option.split()[0].strip("-").replace("-", "_")
     assert result.exit_code == 2 and f"{name} must be left out" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["localize", "erase"])
+def test_a_text_may_begin_with_a_hyphen(command):
+    result = invoke(command, "--prefix", "-----BEGIN A", "--suffix", "--force or not")
+    assert "must be recited by the model" in result.stderr

@@ -4,6 +4,7 @@ import json
 import re
 import sys
 from base64 import b64encode
+from contextlib import suppress
 from shutil import copy, copytree
 
 import numpy as np
@@ -187,6 +188,43 @@ def test_collect_writes_general_text_that_shares_no_run_with_the_collected(
     assert all(row.tolist() in general[:, :length].tolist() for row in found)
 
 
+def test_windows_of_a_corpus_give_general_text_of_all_of_it(run, recited, tmp_path, monkeypatch):
+    from tl_localize.texts.readers import read_tokens
+
+    monkeypatch.setattr("tl_localize.cli.collecting.GENERAL_LENGTH", 20)
+    long = np.random.default_rng(1).integers(256, size=5 * 20 + 10)
+    np.save(tmp_path / "long.npy", np.stack([np.resize(row, long.size) for row in recited]))
+    np.save(tmp_path / "more.npy", long[None])
+    files = f"--data {tmp_path / 'more.npy'} --data {tmp_path / 'long.npy'}"
+    good(run(f"collect {LOOSE.removesuffix('--data')} {files} --windows 80"))
+    found = read_tokens(tmp_path / "out" / "general.safetensors").tolist()
+    assert all(long[start : start + 20].tolist() in found for start in range(0, 100, 20))
+
+
+@pytest.mark.parametrize("error", [ValueError("none"), KeyboardInterrupt()])
+def test_general_text_of_another_collection_does_not_stay(
+    run, recited, tmp_path, monkeypatch, error
+):
+    def fail(*args, **options):
+        raise error
+
+    monkeypatch.setattr("tl_localize.cli.collecting.GENERAL_LENGTH", 20)
+    corpus = tmp_path / "long.npy"
+    np.save(corpus, np.pad(recited, ((0, 0), (0, 30))))
+    general = tmp_path / "out" / "general.safetensors"
+    good(run(f"collect --n-max 4 {LOOSE}", corpus))
+    first = rows_of(tmp_path / "out")
+    assert general.is_file()
+    monkeypatch.setattr("tl_localize.cli.collecting.perplexity_split", fail)
+    if isinstance(error, KeyboardInterrupt):
+        with suppress(KeyboardInterrupt):
+            run(f"collect {LOOSE}", corpus)
+        assert rows_of(tmp_path / "out") == first
+    else:
+        assert "else it takes Python's docstrings" in good(run(f"collect {LOOSE}", corpus)).stderr
+        assert len(rows_of(tmp_path / "out")) > len(first) and not general.exists()
+
+
 def test_collect_counts_a_row_without_token_ids_as_too_short(run, recited, tmp_path):
     rows = [*recited.tolist(), []]
     (tmp_path / "c.jsonl").write_text("".join(json.dumps({"tokens": row}) + "\n" for row in rows))
@@ -344,6 +382,7 @@ def test_options_of_data_hold_for_what_collect_wrote(collection, model_dir):
     whole, n_dev, _ = del_data(model, Data(source=collection))
     cut, n_dev_of_cut, _ = del_data(model, Data(source=collection, n_prefix=3, n_suffix=5))
     assert n_dev_of_cut == n_dev == 2
+    assert [del_data(model, Data(source=collection), n_dev=n)[1] for n in (0, 3)] == [0, 3]
     assert [(s.id, s.n_prefix, len(s)) for s in cut] == [(s.id, 3, 8) for s in whole]
     assert [s.id for s in whole] == [row["id"] for row in rows_of(collection)]
     with pytest.raises(ValueError, match="row must have the column 'author'"):
@@ -583,6 +622,10 @@ def test_del_records_a_failure_and_tries_again(run, collection, tmp_path, monkey
 
 
 @pytest.mark.usefixtures("undrawn")
+def test_tune_needs_a_dev_sequence(run, collection, tuning):
+    one_error(run(f"{tuning} --ratio 0.1 --n-dev 0 --data", collection), "n_dev must leave a sequ")
+
+
 def test_tune_del_ranks_a_grid_on_the_dev_sequences_and_del_reads_it(
     run, collection, tuning, tmp_path
 ):

@@ -167,6 +167,8 @@ def test_chunks_have_about_as_many_windows(tmp_path, monkeypatch):
         assert [chunk.end for chunk in chunks_of([data], 80, length=80)] == [2, 4, 6, 8, 10]
     long = Data(source=torch.zeros(2, 1000, dtype=torch.long))
     assert [chunk.end for chunk in chunks_of([long], 80, length=80)] == [1, 2]
+    mixed = Data(source=[[0] * 10, *([[0] * 89] * 5)])  # the first row has one window of 51
+    assert [chunk.end for chunk in chunks_of([mixed], 1, length=80)] == [1, 2, 3, 4, 5, 6]
 
 
 def test_key_of_a_chunk_holds_all_that_its_rows_say():
@@ -336,7 +338,33 @@ def test_mistakes_in_the_data_are_found_without_a_model(tmp_path, name, content,
         chunks_of([Data(source=iter(["a"]))])
 
 
+def test_a_token_that_no_model_knows_fails_its_chunk_alone(model, files, tmp_path):
+    rows = np.load(files["npy"]).astype(np.int64)
+    rows[0, 1] = -100
+    search = Search(model, chunks_of([Data(source=rows)], length=LOOSE.length), LOOSE)
+    store = Store(tmp_path / "out")
+    assert search.run(store=store) == [None]
+    (reason,) = store.failures().values()
+    assert reason.startswith("ValueError: tokens must be in [0, 61), got -100 in 'row-0'")
+
+
+def test_half_a_character_is_named_with_its_row(model):
+    with pytest.raises(ValueError, match=r"valid Unicode, got '\\ud83d' at .* \(at row 1 of"):
+        collect_memorized(model, ["1 2", "3 \ud83d"], LOOSE)
+
+
+def test_repeated_ids_are_told_apart(model, files):
+    rows = [{"tokens": row.tolist(), "id": "page"} for row in np.load(files["npy"])]
+    rows[3]["id"] = "page#1"
+    found = collect_memorized(model, rows, LOOSE, n_dev=1).sequences
+    ids = [sequence.id for sequence in found]
+    assert len(set(ids)) == len(ids) > 3
+    assert all(id.startswith("page#") for id in ids)
+
+
 def test_files_of_one_name_are_refused(files, tmp_path):
+    both = chunks_of([Data(source=files["npy"]), Data(source=tmp_path / "c.npy", name="c.2")])
+    assert [chunk.prefix for chunk in both] == ["c.npy/", "c.2/"]
     (tmp_path / "more").mkdir()
     with pytest.raises(ValueError, match="data must be files of different names"):
         chunks_of([Data(source=files["npy"]), Data(source=tmp_path / "more" / "c.npy")])

@@ -115,6 +115,18 @@ def test_other_texts_are_read_by_their_own_columns(erase, tmp_path, texts):
     assert result.exit_code == 0, result.output
 
 
+def test_columns_are_those_of_the_other_texts_too(erase, tmp_path, texts):
+    files = {"own": texts[:2], "others": texts[2:]}
+    for name, some in files.items():
+        rows = [{"body": text.tokens.tolist(), "n_prefix": 4} for text in some]
+        (tmp_path / name).with_suffix(".jsonl").write_text("\n".join(map(json.dumps, rows)))
+    others = f"--others {tmp_path / 'others.jsonl'}"
+    result = erase(f"--data {tmp_path / 'own.jsonl'} --key body {others} {KEPT}")
+    assert result.exit_code == 0, result.output
+    result = erase(f"--prefix 'Two roads' --suffix ' diverged' --key body {others}")
+    assert "sequence must be recited by the model" in result.stderr
+
+
 def test_a_model_without_a_tokenizer_takes_token_ids(erase, tmp_path, trained_dir):
     folder = tmp_path / "my model"
     folder.mkdir()

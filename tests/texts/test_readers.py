@@ -295,12 +295,20 @@ def test_what_follows_a_prompt_is_read_once(lettered, ids):
         read(lettered, [broken])
 
 
-def test_counts_beside_empty_cells_are_floats_in_a_table(lettered):
+def test_counts_beside_empty_cells_are_floats_in_a_table(lettered, tmp_path):
     frame = pd.DataFrame({"text": ["a" * 34, "b" * 34], "n_prefix": [3, None]})
     assert [length for _, length, _ in read(lettered, frame)] == [3, 32]
+    frame.to_csv(tmp_path / "rows.csv", index=False)
+    assert [length for _, length, _ in read(lettered, tmp_path / "rows.csv")] == [3, 32]
     frame.loc[0, "n_prefix"] = 3.5
     with pytest.raises((TypeError, ValueError), match=r"n_prefix must be .*got 3\.5.*at row 0"):
         read(lettered, frame)
+
+
+def test_a_column_bos_of_something_else_is_not_read(lettered):
+    row = {"tokens": [*map(ord, TEXTS[0])], "n_prefix": 9}
+    for value in (False, True, 0):
+        assert read(lettered, [row | {"bos": value}]) == read(lettered, [row])
 
 
 def test_counts_of_nothing_are_refused(lettered):

@@ -174,7 +174,8 @@ def run_del(options: DelOptions) -> None:
 
 def check_data(options: DelOptions | TuneOptions) -> None:
     """Raise ValueError where the options of the data are wrong; no row is read."""
-    check_count(0, n_dev=options.texts.n_dev)
+    if options.texts.n_dev is not None:
+        check_count(0, n_dev=options.texts.n_dev)
     options.texts.sequences.read()
 
 
@@ -230,10 +231,11 @@ def read_texts(
     ``place`` as dev ones.
     """
     texts = options.texts
+    asked = N_DEV if texts.n_dev is None else texts.n_dev
     data = texts.sequences.read()
     if data is None and is_reference(options.model.model):
         collection = folder / "collection"
-        data = collect_reference(options.run, options.model, model, collection, texts.n_dev)
+        data = collect_reference(options.run, options.model, model, collection, asked)
     if data is not None:
         given, n_dev, general = presets.del_data(model, data, texts.general, texts.n_dev)
         kept = recited_of(model, given, texts.min_accuracy)
@@ -243,7 +245,7 @@ def read_texts(
     recited = known(model, RECITED if texts.min_accuracy is None else texts.min_accuracy)
     say(f"{recited}. {recited.advice()}")
     general = presets.read_general_text(model, texts.general)
-    return recited.diverse(place=place), texts.n_dev if place else 0, general
+    return recited.diverse(place=place), asked if place else 0, general
 
 
 def recited_of(
@@ -364,7 +366,7 @@ def check_tuned(options: TuneOptions) -> None:
     """Raise ValueError where an option belongs to the other benchmark."""
     texts = options.texts
     of_del: dict[str, tuple[object, object]] = {
-        "n_dev": (texts.n_dev, MemorizedOptions.n_dev),
+        "n_dev": (texts.n_dev, None),
         "min_accuracy": (texts.min_accuracy, MemorizedOptions.min_accuracy),
         "general": (texts.general, None),
         "n_prefix": (texts.sequences.n_prefix, None),
@@ -392,6 +394,11 @@ def tuned_benchmark(
         others = options.distractors
         return InjBenchmark(model, dev, ratio=ratio, distractors=others, units=units)
     sequences, n_dev, text = read_texts(options, model, folder, place=1)
+    if not n_dev:
+        raise ValueError(
+            "n_dev must leave a sequence to choose settings on, got none. Give --n-dev, or a "
+            "smaller --min-accuracy."
+        )
     return DelBenchmark(
         model,
         sequences[:n_dev],

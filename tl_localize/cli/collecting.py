@@ -3,6 +3,9 @@
 import sys
 from pathlib import Path
 
+from jaxtyping import Integer
+from torch import Tensor
+
 from tl_localize.cli.command_options import CollectOptions
 from tl_localize.cli.messages import command, say, say_next
 from tl_localize.cli.options import WHOLE, ModelOptions, RunOptions
@@ -12,7 +15,7 @@ from tl_localize.collect import Collection, Criteria, perplexity_split
 from tl_localize.collect.collection import check_draw
 from tl_localize.collect.filter import Filtered
 from tl_localize.collect.reference_texts import reference_search, training_data
-from tl_localize.collect.search import Chunk, Search, chunks_of
+from tl_localize.collect.search import Search, chunks_of
 from tl_localize.evals.settings import DEL_GENERAL, GENERAL
 from tl_localize.execution import Store, status
 from tl_localize.files import save_tensors
@@ -55,33 +58,39 @@ def run_collect(options: CollectOptions) -> None:
     collection = search.collection(
         found, n_dev=options.n_dev, n_max=options.n_max, seed=options.seed
     )
-    collection.save(folder)
     show(collection.report.table())
+    general = general_text(search, collection, options.seed) if data else held_out_tokens()
+    (folder / GENERAL).unlink(missing_ok=True)  # of an earlier collection
+    collection.save(folder)
+    if general is not None:
+        save_tensors(folder / GENERAL, {"tokens": general.int()})
     n_found = quantity(len(collection.sequences), "memorized sequence")
     print(f"{n_found} ({collection.n_dev} of them dev): {folder}")
-    save_general(collection, model, chunks if data else [], options.seed, folder)
     say_next(command("del", "--model", name, "--data", folder))
 
 
-def save_general(
-    collection: Collection, model: LanguageModel, chunks: list[Chunk], seed: int, folder: Path
-) -> None:
-    """Write general text for the perplexity into the collection's folder: windows of the corpus
-    that share no run of tokens with the collected ones; of a shipped model its held-out texts.
+def general_text(
+    search: Search, collection: Collection, seed: int
+) -> Integer[Tensor, "sequence pos"] | None:
+    """General text for the perplexity: windows of the corpus that share no run of tokens with the
+    collected ones, the first of each row or all of it, as they were searched. None where there are
+    none, which is said.
     """
+    length = min(GENERAL_LENGTH, search.model.cfg.n_ctx)
+    stride = length if search.stride else None
+    windows = (
+        window.tokens
+        for chunk in search.chunks
+        for window in chunk.windows(search.model, length, stride)
+    )
     try:
-        general = held_out_tokens()
-        if chunks:
-            length = min(GENERAL_LENGTH, model.cfg.n_ctx)
-            windows = (window for chunk in chunks for window in chunk.windows(model, length))
-            rows = (window.tokens for window in windows)
-            general = perplexity_split(rows, collection.sequences, length=length, seed=seed)
-        save_tensors(folder / GENERAL, {"tokens": general.int()})
+        return perplexity_split(windows, collection.sequences, length=length, seed=seed)
     except ValueError as error:
         say(
             f"No text for the perplexity: {error} Or give tl-localize del a file with --general; "
             "else it takes Python's docstrings."
         )
+        return None
 
 
 def collect_reference(

@@ -21,9 +21,11 @@ from tl_localize.cli.options import (
     MethodOptions,
     MinAccuracy,
     ModelOptions,
+    Prefix,
     RunOptions,
     Seed,
     SequenceOptions,
+    Suffix,
     UnitOptions,
 )
 
@@ -33,11 +35,8 @@ from tl_localize.cli.options import (
 class LocalizeOptions:
     """Options of localize."""
 
-    prefix: Annotated[str, Parameter(help="Text that prompts the model.")] = ""
-    suffix: Annotated[
-        str,
-        Parameter(help="Text that the model recites after it; it usually begins with a space."),
-    ] = ""
+    prefix: Prefix = ""
+    suffix: Suffix = ""
     example: Example = ""
     model: ModelOptions = field(default_factory=ModelOptions)
     method: Annotated[str, Parameter(help="One of those that tl-localize methods lists.")] = (
@@ -97,11 +96,8 @@ class KnownOptions:
 class EraseOptions:
     """Options of erase."""
 
-    prefix: Annotated[str, Parameter(help="Text that prompts the model.")] = ""
-    suffix: Annotated[
-        str,
-        Parameter(help="Text that the model recites after it; it usually begins with a space."),
-    ] = ""
+    prefix: Prefix = ""
+    suffix: Suffix = ""
     example: Example = ""
     model: ModelOptions = field(default_factory=ModelOptions)
     texts: SequenceOptions = field(default_factory=SequenceOptions)

@@ -181,11 +181,11 @@ def tune(options: TuneOptions = TuneOptions()) -> None:
 def collect(options: CollectOptions = CollectOptions()) -> None:
     """Find the sequences of a corpus that a model has memorized, for tl-localize del.
 
-    Writes them with a report (how many each criterion removed, with examples) and general text for
-    the perplexity. Without data a reference model's own training texts are searched. The corpus is
-    searched in chunks, each of which is kept: a collection that was interrupted goes on with the
-    same command, and the last step is made once all chunks are there. Exit status 1: a chunk
-    failed or is missing; 130: interrupted.
+    Writes them with a report (how many each criterion removed) and general text for the perplexity.
+    Without data a reference model's own training texts are searched. The corpus is searched in
+    chunks, each of which is kept: a collection that was interrupted goes on with the same command,
+    and the last step is made once all chunks are there. Exit status 1: a chunk failed or is
+    missing; 130: interrupted.
     """
     from tl_localize.cli.collecting import run_collect
 

@@ -1,6 +1,7 @@
 """tl-localize erase: a model that no longer recites some texts, as a folder that others load."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -8,7 +9,7 @@ import pandas as pd
 from tl_localize.cli.command_options import EraseOptions
 from tl_localize.cli.messages import command, say, say_next
 from tl_localize.cli.one_text import check_one_text
-from tl_localize.cli.options import SequenceOptions
+from tl_localize.cli.options import ColumnOptions, SequenceOptions
 from tl_localize.cli.pages import about_command, write_page
 from tl_localize.erasure import Erasure, erase
 from tl_localize.erasure.directory import check_new_folder
@@ -42,7 +43,8 @@ def erase_texts(options: EraseOptions) -> None:
     texts = read_texts(options, model)
     others = None
     if options.others:
-        others = list(Data(source=options.others).sequences(model, third_of_short=True))
+        data = others_of(options.others, options.texts.columns)
+        others = list(data.sequences(model, third_of_short=True))
     general = options.general or collected_text(options.texts.data)
     steps = Steps()  # in memory: it has the bar of runs
     with show_progress(steps, 1, True):
@@ -118,7 +120,7 @@ def read_method(options: EraseOptions) -> Localizer | None:
 def check_options(options: EraseOptions) -> None:
     """Raise ValueError where an option is wrong; no model is loaded."""
     check_training(options.edit, options.share, options.learning_rate, options.max_steps)
-    options.texts.read()
+    texts_of(options)
     data = {"--data": options.texts.data is not None}
     check_one_text(options.model.model, options.example, options.prefix, options.suffix, data)
     if options.out:
@@ -131,9 +133,29 @@ def check_options(options: EraseOptions) -> None:
         check_writable(options.out.parent)
 
 
+def texts_of(options: EraseOptions) -> Data | None:
+    """The data of the texts that are to be erased, where they are given; the columns may be named
+    for the other texts alone.
+    """
+    texts = options.texts
+    if options.others and not texts.data:
+        texts = replace(texts, columns=ColumnOptions())
+    return texts.read()
+
+
+def others_of(path: Path, columns: ColumnOptions) -> Data:
+    """The data of the other texts, with the columns that are named where its first row has them."""
+    data = columns.open(path)
+    try:
+        next(data.entries(), None)
+    except ValueError:  # those columns may be of the erased texts alone
+        return Data(source=path)
+    return data
+
+
 def read_texts(options: EraseOptions, model: LanguageModel) -> list[MemorizedSequence]:
     """The texts that are to be erased."""
-    data = options.texts.read()
+    data = texts_of(options)
     if data:
         return list(data.sequences(model, third_of_short=True))
     if options.example:

@@ -30,6 +30,14 @@ FROM_ONE = Number(gte=1)
 Distractors = Annotated[
     int, Parameter(help="Other sentences in the same model; 0 is the paper's form.")
 ]
+Prefix = Annotated[str, Parameter(allow_leading_hyphen=True, help="Text that prompts the model.")]
+Suffix = Annotated[
+    str,
+    Parameter(
+        allow_leading_hyphen=True,
+        help="Text that the model recites after it; it usually begins with a space.",
+    ),
+]
 Example = Annotated[str, Parameter(help="Id of a text that tl-localize known lists.")]
 MinAccuracy = Annotated[float, Parameter(help="Of the suffix, teacher-forced.")]
 Seed = Annotated[int, Parameter(help="Of all draws.")]
@@ -174,9 +182,12 @@ class MemorizedOptions:
     sequences: SequenceOptions = field(default_factory=SequenceOptions)
     general: General = None
     n_dev: Annotated[
-        int,
-        Parameter(help="Of files: the first sequences, on which settings are chosen."),
-    ] = 5
+        int | None,
+        Parameter(
+            help="The first sequences, on which settings are chosen. Default: 5, of a folder of "
+            "collect its own."
+        ),
+    ] = None
     min_accuracy: Annotated[
         float | None,
         Parameter(

@@ -1,10 +1,11 @@
 """A corpus searched in chunks, none of which knows of the others; the last step needs them all."""
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,10 @@ from tl_localize.sequences import (
     first_tokens,
     tokenizer_of,
 )
-from tl_localize.texts.readers import Data
+from tl_localize.texts.readers import Data, Entry
 
 N_READ = 16  # windows of a chunk that its key holds as tokens and as text
+N_HEADS = 64  # rows whose length says how many make a chunk; text may be added behind them
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +77,10 @@ class Chunk:
                 tokenizer = tokenizer_of(model)
                 first = first_tokens(tokenizer)
                 bos = tokenizer.bos_token if first else ""
-                tokens = encode(tokenizer, entry.text) if entry.text else []
+                try:
+                    tokens = encode(tokenizer, entry.text) if entry.text else []
+                except ValueError as error:
+                    raise ValueError(f"{error} (at {entry.place})") from error
             row = np.asarray(tokens, dtype=np.int64)
             name = self.prefix + (entry.id or name)
             starts = [0] if stride is None else range(0, max(1, len(row) - length + 1), stride)
@@ -97,34 +102,42 @@ def chunks_of(
     >>> [chunk.end for chunk in chunks_of([Data(source=text.repeat(3000, 1))])]
     [2048, 3000]
     """
-    if len({Path(corpus.name).stem for corpus in data}) < len(data):
-        given = ", ".join(str(corpus.source) for corpus in data)
+    names = [Path(corpus.name).stem for corpus in data]
+    if len(set(names)) < len(data):
+        names = [corpus.name for corpus in data]
+    if len(set(names)) < len(data):
+        given = ", ".join(str(corpus.path or corpus.name) for corpus in data)
         raise ValueError(
             f"data must be files of different names, got {given}. The ids are made of these names."
         )
     if stride is not None:
         check_count(stride=stride)
     found: list[Chunk] = []
-    for corpus in data:
+    for name, corpus in zip(names, data, strict=True):
         if corpus.size is None:
             raise ValueError(
                 f"data must be rows that can be counted, got the stream {corpus.name!r}. Give a "
                 "list of its first rows."
             )
-        head = next(corpus.entries(), None)
-        if head is None:
+        heads = list(corpus.entries(0, N_HEADS))
+        if not heads:
             raise ValueError(
                 f"data must hold at least one row, got none in {corpus.name!r}. Check the file."
             )
         size = CHUNK_WINDOWS
         if stride is not None:
-            # A token of text has about four characters.
-            n_tokens = len(head.text) // 4 if head.tokens is None else len(head.tokens)
-            size = max(1, CHUNK_WINDOWS * length // max(length, n_tokens))
-        prefix = f"{Path(corpus.name).stem}/" if len(data) > 1 else ""
+            n_windows = sum(_count_windows(head, length, stride) for head in heads)
+            size = max(1, CHUNK_WINDOWS * len(heads) // n_windows)
+        prefix = f"{name}/" if len(data) > 1 else ""
         for first in range(0, corpus.size, size):
             found.append(Chunk(corpus, prefix, first, min(first + size, corpus.size)))
     return found
+
+
+def _count_windows(entry: Entry, length: int, stride: int) -> int:
+    """About how many windows a row has: a token of text has about four characters."""
+    n_tokens = len(entry.text) // 4 if entry.tokens is None else len(entry.tokens)
+    return 1 + max(0, n_tokens - length) // stride
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,9 +188,11 @@ class Search(Benchmark[list[Filtered | None]]):
         # of version 1 no text began with a beginning-of-text token; 2 said nothing of the tokens
         inputs: Json = {"step": "collect", "version": 3, **steps.agreed, "chunk": chunk.inputs}
         # what the tokenizer makes of the first windows, and they of text
-        windows = islice(chunk.windows(self.model, self.criteria.length, self.stride), N_READ)
-        ids = [window.tokens.tolist() for window in windows]
-        return inputs | {"tokens": digest(ids, [self.filter.decode(some) for some in ids])}
+        windows = chunk.windows(self.model, self.criteria.length, self.stride)
+        ids = [window.tokens.tolist() for window in islice(windows, N_READ)]
+        vocabulary = range(self.model.cfg.d_vocab)  # what is outside is refused by the filter
+        known = [some for some in ids if all(token in vocabulary for token in some)]
+        return inputs | {"tokens": digest(ids, [self.filter.decode(some) for some in known])}
 
     def _filter(self, chunk: Chunk) -> Row:
         windows = chunk.windows(self.model, self.criteria.length, self.stride)
@@ -215,7 +230,7 @@ class Search(Benchmark[list[Filtered | None]]):
                 f"ablate here. The last ones failed by {last!r}. Give more text, or loosen that "
                 "criterion."
             )
-        left = without_copies(left, criteria, report)
+        left = with_different_ids(without_copies(left, criteria, report))
         if len(left) <= n_dev:
             raise ValueError(
                 f"n_dev must leave at least one of the {len(left)} memorized sequences for the "
@@ -236,6 +251,28 @@ class Search(Benchmark[list[Filtered | None]]):
             rows.append({**row, "split": "dev" if len(rows) < n_dev else "test"})
         settings = {"seed": seed, "n_max": n_max, "environment": environment(self.model)}
         return Collection.of(rows, criteria, report=report, settings=settings)
+
+
+def with_different_ids(rows: list[Row]) -> list[Row]:
+    """The rows, those of an id that is repeated with ``#1``, ``#2`` and so on behind it: paragraphs
+    may have the id of their document.
+
+    >>> [row["id"] for row in with_different_ids([{"id": "page"}, {"id": "page"}, {"id": "end"}])]
+    ['page#1', 'page#2', 'end']
+    """
+    counts = Counter(row["id"] for row in rows)
+    taken = set(counts)
+    numbers: dict[str, Iterator[int]] = {}
+    found: list[Row] = []
+    for row in rows:
+        id = row["id"]
+        if counts[id] > 1:
+            for number in numbers.setdefault(id, count(1)):
+                if f"{id}#{number}" not in taken:
+                    id = f"{id}#{number}"
+                    break
+        found.append({**row, "id": id})
+    return found
 
 
 def collect_memorized(

@@ -246,13 +246,14 @@ def max_lost_of(
 
 
 def del_data(
-    model: LanguageModel, data: Data, general: Path | None = None, n_dev: int = N_DEV
+    model: LanguageModel, data: Data, general: Path | None = None, n_dev: int | None = None
 ) -> tuple[list[MemorizedSequence], int, Integer[Tensor, "sequence pos"]]:
-    """Sequences, how many of the first are dev ones, and general text: of a
-    collection or other data.
+    """Sequences, how many of the first are dev ones (by default those of a collection, of other
+    data 5), and general text.
     """
-    if data.path and (data.path / COLLECTED).is_file():
-        n_dev = Collection.load(data.path).n_dev
+    if n_dev is None:
+        collected = data.path and (data.path / COLLECTED).is_file()
+        n_dev = Collection.load(data.path).n_dev if data.path and collected else N_DEV
     general = general or collected_text(data.path)
     return list(data.sequences(model)), n_dev, read_general_text(model, general)
 

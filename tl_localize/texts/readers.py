@@ -234,7 +234,8 @@ class Data:
             ids = [_token_ids(name, part, place) for name, part in zip(names, parts, strict=True)]
             if len(ids) == 2 and n_prefix is None:
                 n_prefix = len(ids[0])
-            bos = str(row.get("bos", ""))
+            bos = row.get("bos")
+            bos = bos if isinstance(bos, str) else ""  # a column of that name may be another thing
             return Entry(place, str(id), str(category), n_prefix, torch.cat(ids), bos)
         prompt = parts[0] if len(parts) == 2 else ""
         return Entry(place, str(id), str(category), n_prefix, text="".join(parts), prompt=prompt)
@@ -462,7 +463,7 @@ def _count(value: Any, name: str, place: str) -> Any:
         return value
     text = value.strip()
     try:
-        return int(text) if text else None
+        return int(text.removesuffix(".0")) if text else None
     except ValueError as error:
         raise ValueError(
             f"{name} must be a number of tokens, got {value!r:.40} at {place}. Mend the row, or "
