@@ -59,7 +59,8 @@ def paired_test(
     """p-value of Student's paired t-test; ``"greater"`` tests whether the first is larger on
     average.
 
-    Equal pairs are no evidence: p = 1. For a single pair it is nan.
+    Equal pairs are no evidence: p = 1. It is nan for a single pair, and where all pairs differ by
+    the same, as there is no spread to test that by.
     """
     a, b = np.asarray(first, dtype=float), np.asarray(second, dtype=float)
     if len(a) != len(b):
@@ -72,9 +73,7 @@ def paired_test(
     difference = a - b
     rounding = 1e-12 * max(1.0, float(np.abs(a).max()))
     if np.ptp(difference) <= rounding:  # no spread: the statistic is infinite or undefined
-        rise = float(difference[0])
-        evidence = {"two-sided": abs(rise), "less": -rise, "greater": rise}[alternative]
-        return 0.0 if evidence > rounding else 1.0
+        return 1.0 if abs(float(difference[0])) <= rounding else math.nan
     return float(stats.ttest_rel(a, b, alternative=alternative).pvalue)
 
 

@@ -33,6 +33,7 @@ from tl_localize.erasure.erase import Goal, State, Trial, mean_scores, nearest_t
 from tl_localize.erasure.measures import kl_of_edit
 from tl_localize.methods import Attribution, ZeroOut, contrast
 from tl_localize.model.environment import fingerprint
+from tl_localize.model.loading import is_as_loaded
 from tl_localize.model.neurons import NeuronView
 from tl_localize.texts.known import MIN_ACCURACY, first_example, origin_of
 from tl_localize.texts.reference import held_out_tokens
@@ -515,6 +516,28 @@ def test_a_model_that_was_changed_since_it_was_loaded_is_not_saved_as_its_source
         second = erase(model, texts[1], max_steps=2, check=False, **how | {"others": texts[2:]})
     with pytest.raises(ValueError, match="or whose weights were changed since, got None"):
         second.save(tmp_path / "again")
+
+
+@pytest.mark.parametrize(
+    "change", [lambda weight: weight.mul_(-1), lambda weight: weight[:2].copy_(weight[:2].flip(0))]
+)
+def test_signs_and_places_of_weights_count_too(trained_dir, change):
+    model = load_model(trained_dir, "cpu")
+    assert is_as_loaded(model)
+    with torch.no_grad():
+        change(model.blocks[0].attn.W_V)
+    assert not is_as_loaded(model)
+
+
+def test_the_least_share_that_is_named_is_one(model, texts):
+    def refused(share):
+        with pytest.raises(ValueError, match="share must select 1 to") as error:
+            erase(model, texts[0], share=share, check=False)
+        return float(re.findall(r"The least share is ([\d.]*\d)", str(error.value))[0])
+
+    least = refused(1e-6)
+    n = model.cfg.d_mlp
+    assert round(n * least) == 1 and round(n * (least - 0.001)) == 0
 
 
 def test_an_edit_of_an_edit_knows_the_first_model(brief, model, texts, how, trained_dir, tmp_path):

@@ -27,6 +27,11 @@ def test_compare_seeds_pairs_converged_sentences(inj_results):
     assert row["p_value"] == pytest.approx(ttest_rel(*pair).pvalue)
 
 
+def test_compare_seeds_refuses_sentences_that_share_a_model(inj_results, joint_results):
+    with pytest.raises(ValueError, match="second must be of INJ without distractors"):
+        compare_seeds(inj_results.frame, joint_results.frame)
+
+
 def results_of(n_models):
     """Two sentences in each model; the method forgets 10 points more of its own."""
     rows = []

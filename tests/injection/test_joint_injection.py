@@ -24,6 +24,7 @@ from tl_localize.injection import (
     inject_together,
 )
 from tl_localize.injection import training as joint_file
+from tl_localize.injection.training import TrainedRows
 from tl_localize.model.neurons import NeuronView
 
 SETTINGS = {"ratio": 0.2, "seed": 0, "learning_rate": 0.03}
@@ -278,6 +279,29 @@ def test_out_of_memory_halves_the_batch_and_changes_nothing(gpt2_like, sequences
         assert_same(expected, train(gpt2_like, sequences))
     handle.remove()
     assert len(warned) == 1
+
+
+def test_gradients_are_added_to_all_rows_or_to_none(gpt2_like, monkeypatch):
+    view = NeuronView(gpt2_like)
+    trained = TrainedRows(view, torch.ones(view.size, dtype=torch.bool), 0.1)
+    total = sum((change * 2).sum() for change in trained.changes.values())
+    trained.add_gradients(total)
+    before = [change.grad.clone() for change in trained.changes.values()]
+    assert len(before) > 1
+    add, calls = torch.Tensor.__add__, []
+
+    def second_is_full(one, other):
+        calls.append(other)
+        if len(calls) == 2:
+            raise torch.OutOfMemoryError("out of memory")
+        return add(one, other)
+
+    total = sum((change * 3).sum() for change in trained.changes.values())
+    monkeypatch.setattr(torch.Tensor, "__add__", second_is_full)
+    with pytest.raises(torch.OutOfMemoryError):
+        trained.add_gradients(total)
+    monkeypatch.undo()
+    assert all(map(torch.equal, before, [change.grad for change in trained.changes.values()]))
 
 
 # What holds once it has converged

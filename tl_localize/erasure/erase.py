@@ -262,7 +262,7 @@ def check_share(view: NeuronView, share: Real) -> None:
     if not round(n * share):
         raise ValueError(
             f"share must select 1 to {n} {view.units.name} of a layer, got {share}. The least "
-            f"share is {least_share(n)}."
+            f"share is {least_share(n, rounding='nearest')}."
         )
 
 

@@ -63,9 +63,10 @@ class TrainedRows:
     def add_gradients(self, total: Tensor) -> None:
         """Add the gradients of a number to those of the changes, or none if memory runs out."""
         changes = list(self.changes.values())
-        gradients = torch.autograd.grad(total, changes)
-        for change, gradient in zip(changes, gradients, strict=True):
-            change.grad = gradient if change.grad is None else change.grad + gradient
+        pairs = zip(changes, torch.autograd.grad(total, changes), strict=True)
+        sums = [new if change.grad is None else change.grad + new for change, new in pairs]
+        for change, gradient in zip(changes, sums, strict=True):
+            change.grad = gradient
 
     def go_on_from(self, state: "TrainingState") -> None:
         """Take the changes and Adam's moments from an earlier training."""

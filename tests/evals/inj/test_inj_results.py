@@ -80,6 +80,19 @@ def test_what_was_saved_is_kept_where_the_disk_is_full(inj_results, tmp_path, mo
     assert (tmp_path / "frame.csv").read_bytes() == before
 
 
+def test_the_level_of_what_was_trained_counts_each_sentence(joint_results):
+    pytest.importorskip("matplotlib")
+    from tl_localize.evals.inj import target_against_distractors
+
+    frame = joint_results.frame
+    firsts = frame.groupby("group")["sequence_id"].transform("first")
+    only = replace(joint_results, frame=frame.assign(converged=frame["sequence_id"] == firsts))
+    (panel,) = target_against_distractors(only).axes
+    (known,) = [line for line in panel.lines if line.get_label() == "knows what was altered"]
+    n_sentences = frame.groupby("group")["sequence_id"].nunique().max()
+    assert n_sentences > 1 and known.get_xdata()[0] == pytest.approx(100 / n_sentences)
+
+
 def test_each_figure_has_a_caption_on_a_page(joint_results):
     pytest.importorskip("matplotlib")
     from tl_localize.cli.reports import FIGURES

@@ -22,6 +22,14 @@ def bits(model):
     return [parameter.detach().clone() for parameter in model.parameters()]
 
 
+def test_a_table_counts_models_that_are_missing(brief, one_oracle):
+    from tl_localize import Activations
+
+    found = replace(brief, ratios=(0.5, 1.0)).run([Activations()], shard=(1, 2))
+    assert len(found.missing) > len(found.missing["method"].unique())
+    assert set(found.table()["missing"]) == {"1"}
+
+
 def test_put_back_and_graft_agree_with_copied_rows(rev, one_oracle):
     from tl_localize import Activations, accuracy
     from tl_localize.injection.recipes import learn

@@ -43,7 +43,8 @@ def target_against_distractors(results: InjResults) -> "Figure":
         groups = 100 * part.groupby("group")[["foreign_recall", "recall"]].mean()
         (x, y), (x_error, y_error) = groups.mean(), groups.sem()
         panel.errorbar(x, y, y_error, x_error, label=method, **look.style())
-    known = 1 / used.groupby("group")["sequence_id"].nunique().max()
+    trained = results.frame[results.frame["injection_ratio"] == ratio]  # also what did not converge
+    known = 1 / trained.groupby("group")["sequence_id"].nunique().max()
     levels = {"knows nothing": (ratio, ratio), "knows what was altered": (known, known)}
     levels["the true rows"] = (0, 1)
     for (name, (x, y)), marker in zip(levels.items(), "123", strict=True):

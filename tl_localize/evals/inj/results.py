@@ -73,8 +73,8 @@ class InjResults(Measured):
 
     def summary(self) -> pd.DataFrame:
         """The numbers of ``table``: injection_ratio, method, multiple, metric, mean, standard_error
-        and n, the number of groups (without distractors sentences) whose injections converged.
-        Recalls are fractions.
+        and n, the number of groups (without distractors sentences) whose injections converged; no
+        row where none did. Recalls are fractions.
         """
         metrics = ["recall", "recall_across_layers"]
         if self.distractors:

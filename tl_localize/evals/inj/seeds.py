@@ -19,9 +19,19 @@ def compare_seeds(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
     Returns:
         one row per method, injection ratio and ratio: recall, recall_other_seed, p_value and n.
 
+    Raises:
+        ValueError: INJ with distractors, whose sentences share a model with others for each seed.
+
     >>> compare_seeds(inj_results.frame, inj_results.frame)["p_value"].unique().tolist()
     [1.0]
     """
+    for name, frame in (("first", first), ("second", second)):
+        if "foreign_recall" in frame and frame["foreign_recall"].notna().any():
+            raise ValueError(
+                f"{name} must be of INJ without distractors, got sentences that share a model. "
+                "With another seed they share it with others, so that none is a pair. Run INJ "
+                "without distractors."
+            )
     keys = ["sequence_id", "method", "injection_ratio", "ratio"]
     both = first.merge(second, on=keys, suffixes=("", "_other_seed"), validate="one_to_one")
     both = both[both["converged"] & both["converged_other_seed"]]

@@ -141,7 +141,8 @@ class RevResults(Measured):
                     pair = [mean_text(float(part[:, i].mean()), np.nan) for part in (own, others)]
                 row[name] = " / ".join(pair[:1] if alone else pair)
         table = pd.DataFrame.from_dict(rows, orient="index")
-        count_missing(table, self.missing)
+        if len(self.missing):
+            count_missing(table, self.missing.drop_duplicates(["method", "part"]))
         return table
 
     def tests(self, reference: str = "activations") -> pd.DataFrame:
