@@ -28,7 +28,8 @@ SAME = {"ablation": "zero"}  # what is not said where all rows have it
 SETTINGS = ("ratio", "multiple")
 # columns that are compared
 VALUES = (
-    *("accuracy", "recall", "recall_across_layers"),
+    *("accuracy", "recall", "recall_across_layers", "converged"),
+    *("levenshtein", "perplexity", "perplexity_base2", "length"),  # before anything is ablated
     *("foreign_recall", "foreign_recall_across_layers"),
     *("delta_self_accuracy", "delta_self_levenshtein"),
     *("delta_neg_accuracy", "delta_neg_levenshtein"),

@@ -33,6 +33,7 @@ REFERENCE_MODELS = ["reference-gpt2", "reference-pythia"]
 TIME_LIMIT, SMOKE_TIME_LIMIT = 7 * 24 * 3600, 1800
 # of --quick: they need seconds
 QUICK_METHODS = "activations,attribution,gradient_alignment,iterative_attribution"
+OWN_TEXTS = ("--settings", "--data", "--del-data", "--general")
 TABLES, PAGES = pytest.StashKey[dict](), pytest.StashKey[dict]()
 
 
@@ -120,6 +121,14 @@ def shard(text):
 
 def pytest_configure(config):
     config.stash[TABLES], config.stash[PAGES] = {}, {}
+    own = [name for name in OWN_TEXTS if config.getoption(name)]
+    if config.getoption("--real") and config.getoption("--paper-data") and own:
+        raise pytest.UsageError(
+            f"{own[0]} must be left out with --real --paper-data, whose texts and settings are "
+            "those of benchmarks/real/PLAN.md."
+        )
+    if config.getoption("--shard") != (1, 1) and not config.getoption("--real"):
+        raise pytest.UsageError("--shard must be given with --real: nothing else is divided.")
 
 
 def pytest_itemcollected(item):
@@ -179,6 +188,7 @@ def edit_steps(model_name, request):
         bring(archive, folder)
     yield Store(folder)
     if is_own and archive.parent.is_dir() and request.config.getoption("--update-expected"):
+        bring(archive, folder)  # what this run has not measured
         write_files(sorted(folder.glob("steps/*/[!.]*")), folder, archive)
 
 

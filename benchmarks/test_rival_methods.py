@@ -130,7 +130,7 @@ def results(model, model_name, request, publish):
     limit = request.config.getoption("--limit")
     sequences, n_dev, text = read_data(model, model_name, request)
     ratios = SHARES if is_reference(model_name) else del_ratios(model_name)
-    dev = DelBenchmark(model, sequences[:n_dev][:limit], text, ratios=(max(ratios),), n_dev=0)
+    dev = DelBenchmark(model, sequences[:n_dev], text, ratios=(max(ratios),), n_dev=0)
     best, trials = search_settings(dev, GRIDS, Store(folder / "search"))
     publish(
         trials, model_name, "rivals_search", f"Settings searched on {len(dev.sequences)} dev texts"

@@ -91,7 +91,8 @@ def real(loaded: tuple[str, Any], request: pytest.FixtureRequest) -> Any:
     if not option("--paper-data"):
         pytest.skip("the paper's data are not at hand: name their folder with --paper-data")
     name, model = loaded
-    folder = Path(option("--results")) / Path(name).name.removesuffix(".gguf") / "real"
+    kind = "rehearsal" if option("--rehearse") else "real"
+    folder = Path(option("--results")) / Path(name).name.removesuffix(".gguf") / kind
     plan = plan_of(name, option("--rehearse")).limited(option("--limit"))
     made = RealModel(name, model, plan, Path(option("--paper-data")), folder, option("--shard"))
     if not (option("--rehearse") or option("--anew")):

@@ -15,6 +15,7 @@ from tl_localize.evals import DelResults, InjResults, RevResults
 from tl_localize.files import prepare_folder, write_text
 from tl_localize.paper import TITLES, published, with_paper, with_titles
 from tl_localize.report.saving import save_figure, to_markdown
+from tl_localize.stats import ALPHA
 
 Frames = dict[str, pd.DataFrame]
 # the paper's model that stands beside one that the paper does not have: of the size of ours in INJ,
@@ -26,6 +27,7 @@ TUNED = {f"{name}_tuned": f"{TITLES[name]}, tuned" for name in ("slimming", "har
 MORE_TITLES = TUNED | {"attribution_contrast_1": "Attribution, contrast 1 (not the paper's)"}
 NOT_YET = "Not measured yet.\n"
 LEAST_ERASED = 20  # points, by all layers together
+DEL_TESTS, INJ_TESTS = 2, 6  # of a method: two shares, each with three budgets in INJ
 
 
 class Page:
@@ -143,7 +145,8 @@ def deletion_tests_section(page: Page) -> str:
     results = page.deletion("deletion")
     if results is None or "integrated_gradients" not in set(results.frame["method"]):
         return ""
-    tests = results.tests().set_index(["ratio", "method"]).drop(columns=["model", "ablation"])
+    tests = of_plan(results.tests(), DEL_TESTS)
+    tests = tests.set_index(["ratio", "method"]).drop(columns=["model", "ablation"])
     tests["difference"] = 100 * tests["difference"]
     return "\n".join([page.table(tests), page.published("del_pvalues")])
 
@@ -208,11 +211,18 @@ def injection_section(page: Page) -> str:
     return "\n".join(parts)
 
 
+def of_plan(tests: pd.DataFrame, n_tests: int) -> pd.DataFrame:
+    """Tests at the level of all settings of the plan, also where some are not measured yet."""
+    level = ALPHA / n_tests
+    return tests.assign(tests=n_tests, level=level, significant=tests["p_value"] < level)
+
+
 def injection_tests_section(page: Page) -> str:
     rows = page.rows("injection")
     if not len(rows) or "integrated_gradients" not in set(rows["method"]):
         return ""
-    tests = InjResults(rows).tests().set_index(["injection_ratio", "ratio", "method"])
+    tests = of_plan(InjResults(rows).tests(), INJ_TESTS)
+    tests = tests.set_index(["injection_ratio", "ratio", "method"])
     return "\n".join([page.table(tests), page.published("inj_pvalues")])
 
 

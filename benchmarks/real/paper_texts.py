@@ -43,12 +43,18 @@ def memorized(model: Any, name: str, folder: Path) -> list[Any]:
     """The sequences of the Pile that this Pythia recites, else the manual texts, with the paper's
     categories; without those whose suffix begins within a token of this model.
     """
-    from tl_localize.paper import paper_model
+    from tl_localize.paper import paper_model, published
     from tl_localize.texts.readers import Data
 
-    files = sorted((folder / "pile").glob(f"{paper_model(name)}*/pile_bs*.pt"))
-    if files and "pythia" in paper_model(name):
-        return list(Data(source=files[0]).sequences(model))
+    if "pythia" in paper_model(name):
+        files = sorted((folder / "pile").glob(f"{paper_model(name)}*/pile_bs*.pt"))
+        if files:
+            return list(Data(source=files[0]).sequences(model))
+        if len(published("del", name)):
+            raise FileNotFoundError(
+                f"--paper-data must hold pile/{paper_model(name)}/pile_bs*.pt, what this model "
+                f"recites, got {str(folder)!r} without it. Put the authors' file there."
+            )
     lines = (folder / MANUAL).read_text(encoding="utf-8").splitlines()
     found: list[Any] = []
     for i, line in enumerate(lines):

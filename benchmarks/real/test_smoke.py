@@ -38,6 +38,7 @@ PAPER_SHAPES = {
     "pythia-6.9b-deduped": "pythia-6.9b",
 }
 N_FIRST, N_LATER = 13, 3  # sentences of 2021, and of 2022 and 2023
+N_MANUAL, N_TARGETS = 6, 2  # texts, and those of them that a rehearsal ablates
 # of the rehearsal's plan, which has no search for the paper's models
 WITHOUT_SEARCH = {"The search of the masks' settings"}
 
@@ -85,7 +86,7 @@ def save_data(folder: Path) -> None:
 
     lines = (DATA / "inj_sentences.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
     manual = ""
-    for i, line in enumerate(lines[-4:]):
+    for i, line in enumerate(lines[-N_MANUAL:]):
         words = json.loads(line)["definition"].split(" ")
         row = {"prompt": " ".join(words[:3]), "all": " ".join(words[:12])}
         manual += json.dumps({**row, "category": [("poems", "url")[i % 2]]}) + "\n"
@@ -120,7 +121,7 @@ def rehearse(models: list[Path], data: Path, results: Path, *options: str) -> No
 def check_pages(results: Path, names: list[str], lacking: set[str]) -> None:
     """Every section of each page is filled, and the page is made again of its frames alone."""
     for name in names:
-        folder = results / name / "real"
+        folder = results / name / "rehearsal"
         text = (folder / "page.md").read_text(encoding="utf-8")
         empty = {part.split("\n")[0] for part in text.split("\n## ") if NOT_YET.strip() in part}
         assert empty <= lacking, f"{name}: {empty}"
@@ -128,7 +129,8 @@ def check_pages(results: Path, names: list[str], lacking: set[str]) -> None:
         again = write_page(folder / "frames", folder.parent / "again", name, draw=False)
         assert again.read_text(encoding="utf-8") == text
         assert set(SECTIONS) >= lacking
-        assert read_frames(folder / "frames")["deletion"]["sequence_id"].nunique() > 1
+        deletion = read_frames(folder / "frames")["deletion"]
+        assert deletion["sequence_id"].nunique() == N_TARGETS
 
 
 @pytest.mark.smoke
@@ -137,7 +139,7 @@ def test_smoke_every_part_on_a_tiny_model(tmp_path: Path) -> None:
     save_data(tmp_path / "data")
     rehearse([tmp_path / "tiny-llama"], tmp_path / "data", tmp_path / "results")
     check_pages(tmp_path / "results", ["tiny-llama"], set())
-    check_archive(tmp_path / "results" / "tiny-llama" / "real", tmp_path)
+    check_archive(tmp_path / "results" / "tiny-llama" / "rehearsal", tmp_path)
 
 
 def check_archive(folder: Path, room: Path) -> None:
