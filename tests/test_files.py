@@ -168,3 +168,8 @@ def test_a_folder_named_as_a_file_is_refused(tmp_path):
     (tmp_path / "a.jsonl").mkdir()
     with pytest.raises(ValueError, match=r"out must be a \.jsonl file, got"):
         check_out_file(tmp_path / "a.jsonl", ".jsonl")
+
+
+def test_memory_that_runs_out_is_no_damaged_file():
+    with pytest.raises(torch.OutOfMemoryError), refuse_unreadable("path must be whole", "a.pt"):
+        raise torch.OutOfMemoryError("CUDA out of memory")

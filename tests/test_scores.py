@@ -316,3 +316,17 @@ def test_an_error_names_the_least_ratio_of_its_rounding():
         assert len(scores.top_k(least, **how)) == (1 if "per" in how else 2)
         with pytest.raises(ValueError, match="ratio must select"):
             scores.top_k(0.9 * least, **how)
+
+
+def test_arguments_that_are_no_pairs_layers_or_sets_are_refused():
+    scores = NeuronScores(torch.rand(2, 3))
+    with pytest.raises(ValueError, match=r"layers must be some of 0 to 1, got \[1\.0\]"):
+        scores.top_k(0.5, layers=1.0)
+    with pytest.raises(ValueError, match=r"indices must be pairs .* got 5"):
+        NeuronSet.from_indices(5, (2, 3))
+    with pytest.raises(TypeError, match="exact must be a NeuronSet, got Tensor"):
+        NeuronScores(torch.rand(2, 3), exact=torch.ones(2, 3).bool())
+    with pytest.raises(
+        ValueError, match=r"exact must be a set of the shape \(2, 3\), got \(2, 4\)"
+    ):
+        NeuronScores(torch.rand(2, 3), exact=NeuronSet(torch.ones(2, 4).bool()))

@@ -74,3 +74,11 @@ def nearest(name: str, known: Iterable[str]) -> str:
     if len(name) >= 3:
         near += [longer for longer in names if name in longer and longer not in near]
     return f" Did you mean {' or '.join(near[:3])}?" if near else ""
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """True for the errors by which CUDA and the CPU allocator report that memory ran out."""
+    # the last is CUBLAS's and CUDNN's
+    signs = ("out of memory", "can't allocate memory", "alloc_failed")
+    said = str(error).lower()
+    return isinstance(error, MemoryError) or any(sign in said for sign in signs)

@@ -21,6 +21,8 @@ import torch
 from safetensors.torch import save as serialize
 from torch import Tensor
 
+from tl_localize.checks import out_of_memory
+
 Loaded = TypeVar("Loaded", bound="Saved")
 
 TENSOR, CLASS = "$tensor", "$class"  # what JSON holds in place of a tensor and of a class
@@ -47,9 +49,11 @@ def refuse_unreadable(
     """
     try:
         yield
-    except (MemoryError, ImportError):
+    except ImportError:
         raise
     except Exception as error:  # each library and each architecture fails in its own way
+        if out_of_memory(error):
+            raise
         cause = error.__cause__ or error
         said = " ".join(str(cause).split())[:200]
         raise ValueError(

@@ -110,7 +110,8 @@ class NeuronSet(Saved):
             units = UNITS[units]
         n_layers, n_neurons = map(int, shape)
         mask = torch.zeros(n_layers, n_neurons, dtype=torch.bool)
-        for pair in list[Any](_plain(indices)):
+        pairs = _plain(indices)
+        for pair in list[Any](pairs if isinstance(pairs, Iterable) else [pairs]):
             both: tuple[Any, ...] = tuple(_plain(pair)) if isinstance(pair, Iterable) else ()
             whole = len(both) == 2 and all(map(_is_whole, both))
             if not (whole and 0 <= both[0] < n_layers and 0 <= both[1] < n_neurons):
@@ -289,6 +290,13 @@ class NeuronScores(Saved):
                 f"(method {self.method!r}, sequence {self.sequence_id!r}). Try float32, or a "
                 "smaller learning rate."
             )
+        if self.exact is not None:
+            check_set(self.exact, "exact")
+            if self.exact.mask.shape != values.shape:
+                raise ValueError(
+                    f"exact must be a set of the shape {tuple(values.shape)}, got "
+                    f"{tuple(self.exact.mask.shape)}. Take the one that the method gave."
+                )
         object.__setattr__(self, "values", values)
         self._start(self.first_layer)
 
@@ -399,7 +407,8 @@ class NeuronScores(Saved):
         if layers is None:
             return there
         plain = _plain(layers)
-        wanted: list[Any] = [plain] if _is_whole(plain) else [_plain(layer) for layer in plain]
+        several = plain if isinstance(plain, Iterable) else [plain]
+        wanted: list[Any] = [_plain(layer) for layer in several]
         if not wanted or not all(map(_is_whole, wanted)) or not set(wanted) <= set(there):
             raise ValueError(
                 f"layers must be some of {there[0]} to {there[-1]}, got {wanted}. Layers count "

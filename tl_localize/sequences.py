@@ -149,8 +149,8 @@ def tokenizer_of(model: LanguageModel) -> Any:
     tokenizer = getattr(model, "tokenizer", None)
     if tokenizer is None:
         raise ValueError(
-            "model must have a tokenizer to read text, got none. Put its files into the "
-            "model's directory, or give rows of token ids."
+            "model must have a tokenizer to read and show text, got none. Put its files into the "
+            "model's directory, or give rows of token ids; where text is shown, give decode."
         )
     return tokenizer
 

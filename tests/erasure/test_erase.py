@@ -618,6 +618,10 @@ def test_a_model_in_half_precision_is_edited_and_written(trained_dir, texts, how
         for name, weight in source.state_dict().items():
             assert torch.equal(edited.state_dict()[name], weight), name
     assert accuracy(edited, texts[0]) <= 0.3
+    with RowEdit.load(tmp_path / "edited" / "erased.safetensors").undone(edited):
+        whole = load_model(trained_dir, "cpu").state_dict()
+        for name, weight in edited.state_dict().items():
+            assert torch.equal(weight, whole[name]), name
 
 
 def test_rows_of_heads_are_edited_but_not_written(model, texts, how, tmp_path):

@@ -516,6 +516,19 @@ def test_model_that_drops_at_random_is_refused(kind, sequence):
             call()
 
 
+def test_a_model_that_was_made_in_inference_mode_is_refused(make_model, sequence):
+    with torch.inference_mode():
+        made = make_model(5)
+    assert any(parameter.is_inference() for parameter in made.parameters())
+    for call in (
+        lambda: METHODS["attribution"]()(made, sequence),
+        lambda: accuracy(made, sequence),
+    ):
+        with pytest.raises(ValueError, match="model must be made outside"):
+            call()
+    assert all(parameter.requires_grad for parameter in made.parameters())
+
+
 def test_another_default_device_is_refused(gpt2_like, sequence):
     refused = pytest.raises(ValueError, match="default device of torch must be the CPU, got meta")
     with torch.device("meta"), refused:

@@ -9,10 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tl_localize.checks import out_of_memory
 from tl_localize.model.memory import (
     Shape,
     as_text_report,
-    out_of_memory,
     rows_that_fit,
     tokens_that_fit,
     work_in_batches,

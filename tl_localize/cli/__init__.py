@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, OSError, ImportError) as error:
         say(f"tl-localize: {error}")
     except (RuntimeError, MemoryError) as error:
-        from tl_localize.model.memory import out_of_memory
+        from tl_localize.checks import out_of_memory
 
         if not out_of_memory(error):
             raise

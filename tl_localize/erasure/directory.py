@@ -3,6 +3,7 @@
 import os
 import secrets
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def write_directory(
     folder = folder.resolve()
     place = transformers_source(source)
     hf_model = load_transformers(place, torch.float32)
-    put_rows(hf_model, edit)
+    edit = put_rows(hf_model, edit)
     tokenizer = load_tokenizer(place)
     folder.parent.mkdir(parents=True, exist_ok=True)
     is_there = folder.is_dir()
@@ -73,15 +74,19 @@ def write_directory(
 
 
 @torch.no_grad()
-def put_rows(hf_model: Any, edit: RowEdit) -> None:
+def put_rows(hf_model: Any, edit: RowEdit) -> RowEdit:
     """Write the new rows into a model of transformers. Where they belong is found by the old rows:
     for each layer there must be one weight that holds them at their places, up to the rounding of
     the precision in which the model was loaded.
+
+    Returns:
+        the edit, whose old rows are those that were there, not rounded.
 
     Raises:
         ValueError: for a layer there is no such weight, or there are several.
     """
     start = 0
+    replaced: list[Tensor] = []
     for layer, chosen in enumerate(edit.neurons.mask):
         index = chosen.nonzero().flatten()
         if not len(index):
@@ -101,7 +106,9 @@ def put_rows(hf_model: Any, edit: RowEdit) -> None:
                 "weights that hold them. Name what the model was loaded from, and edit MLP "
                 "neurons; layers that share their weights can't be edited apart."
             )
+        replaced.append(places[0][index].float())
         places[0][index] = new.to(places[0])
+    return replace(edit, old_rows=torch.cat(replaced))
 
 
 def read_as_rows(parameter: Tensor, n_rows: int, width: int) -> list[Tensor]:

@@ -32,6 +32,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from tl_localize.checks import out_of_memory
 from tl_localize.files import (
     TEMPORARY,
     Saved,
@@ -45,7 +46,6 @@ from tl_localize.files import (
     write_json,
     write_whole,
 )
-from tl_localize.model.memory import out_of_memory
 
 LOG = logging.getLogger(__name__)
 FORMAT = 7  # of the files of a results folder

@@ -60,7 +60,8 @@ def explore(
     true token before and after, the accuracy on this text (Self) and on the others (Neg), what each
     layer holds by itself, and maps of layer x neuron and layer x token. A click on a neuron shows
     its card. Two methods or texts stand side by side; equally many random neurons are added as a
-    control.
+    control. Each click measures the model as it is then: inside a block that changes it
+    (``applied``, ``dropped_out``) ``save`` the view in place of showing it.
 
     Args:
         sequence: A text that the model recites, or several to choose from.

@@ -11,7 +11,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from tl_localize.checks import Real, check_count
+from tl_localize.checks import Real, check_count, out_of_memory
 from tl_localize.model.neurons import ModelView
 
 Item = TypeVar("Item")
@@ -168,11 +168,3 @@ def part_at(values: Tensor, chunk: list[int]) -> Tensor:
     device, which the host waits for.
     """
     return values[chunk[0] : chunk[-1] + 1]
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """True for the errors by which CUDA and the CPU allocator report that memory ran out."""
-    # the last is CUBLAS's and CUDNN's
-    signs = ("out of memory", "can't allocate memory", "alloc_failed")
-    said = str(error).lower()
-    return isinstance(error, MemoryError) or any(sign in said for sign in signs)

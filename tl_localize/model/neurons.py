@@ -172,8 +172,8 @@ class ModelView:
 
     Raises:
         TypeError: it is not a TransformerLens model.
-        ValueError: it is in training mode with dropout, spread over several devices, or does not
-            run in parts as it does as a whole.
+        ValueError: it is in training mode with dropout, was made in ``torch.inference_mode``, is
+            spread over several devices, or does not run in parts as it does as a whole.
 
     >>> view = ModelView(model)
     >>> view.n_layers, view.device.type
@@ -200,6 +200,11 @@ class ModelView:
                 "torch.set_default_device(None): what is computed lies where the model does."
             )
         self.parameters = parameters_of(model)
+        if any(parameter.is_inference() for parameter in self.parameters):
+            raise ValueError(
+                "model must be made outside torch.inference_mode, got weights that can have no "
+                "gradient. Make it outside, or load it with load_model."
+            )
         self.n_layers = len(self.model.blocks)
         devices = sorted({str(parameter.device) for parameter in self.parameters})
         if len(devices) > 1:
