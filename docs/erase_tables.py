@@ -44,16 +44,22 @@ MODELS = {**SHIPPED, "SmolLM2": SMOLLM2, "Gemma": GEMMA}
 ASKED_ROWS = "iterative_attribution"
 DEFAULT_ROWS = "activation_contrast"
 TESTED_EDIT = f"{DEFAULT_ROWS} 2 %"
+ATTRIBUTIONS = ("iterative_attribution", "refined_attribution")
 COMPARED_EDITS = (
     *((TESTED_EDIT, other) for other in ("random 2 %", "all rows", "activations 2 %")),
     *(("default of erase", other) for other in (TESTED_EDIT, "random 2 %", "all rows")),
     # added when all had been seen
-    ("iterative_attribution 2 %", "random 2 %"),
-    *((f"{method} 0.2 %", "random 0.2 %") for method in (DEFAULT_ROWS, ASKED_ROWS)),
+    *((f"{method} 2 %", other) for method in ATTRIBUTIONS for other in ("random 2 %", "all rows")),
+    *((f"{method} 2 %", "random 2 %") for method in ("activations", "gradient_alignment")),
+    *(
+        (f"{method} 0.2 %", "random 0.2 %")
+        for method in (DEFAULT_ROWS, *ATTRIBUTIONS, "activations", "gradient_alignment")
+    ),
 )
 N_COMPARED = 17  # edits that are compared with it on each model, also where some are still to come
 SMALLER_STEPS = "erase_smaller_steps"
 COMPARED_ROWS = ("activation_contrast", "random", "all rows")
+UNPLANNED_ROWS = ("random", "all rows")  # which the default's are compared with, without a test
 N_ROW_TESTS = 12  # three on each of four models, also where some are still to come
 TRAINING = {
     **{f"others_{step}": f"others, {step} steps" for step in (0, 50)},
@@ -183,11 +189,15 @@ def erase_methods_pairs_table() -> str:
                 p = np.minimum(1.0, paired_test(own[ASKED_ROWS], own[edit]) * N_ROW_TESTS)
                 gap = with_t_interval(own[ASKED_ROWS] - own[edit])
                 cells.append(f"{gap} (p = {power(p)})")
-            cells.append(with_t_interval(own[DEFAULT_ROWS] - own["random"]))
+            for edit in UNPLANNED_ROWS:
+                cells.append(with_t_interval(own[DEFAULT_ROWS] - own[edit]))
             rows.append([f"{title} ({len(index)} texts{what})", *cells])
     titles = [f"{edit_title(ASKED_ROWS)} minus {edit_title(edit)}" for edit in COMPARED_ROWS]
-    also = f"{edit_title(DEFAULT_ROWS)} minus random rows (no test was planned)"
-    return markdown(["model", *titles, also], rows)
+    also = [
+        f"{edit_title(DEFAULT_ROWS)} minus {edit_title(edit)} (no test was planned)"
+        for edit in UNPLANNED_ROWS
+    ]
+    return markdown(["model", *titles, *also], rows)
 
 
 def smaller_steps_table() -> str:

@@ -188,7 +188,7 @@ def to_json(value: Any, tensors: dict[str, Tensor]) -> str:
 
 
 def from_json(text: str, tensors: dict[str, Tensor]) -> Any:
-    """The value of such JSON, with lists for tuples."""
+    """The value of such JSON, with lists for tuples but in the fields of a class that has them."""
 
     def restore(found: dict[str, Any]) -> Any:
         if TENSOR in found:
@@ -198,7 +198,11 @@ def from_json(text: str, tensors: dict[str, Tensor]) -> Any:
             return found
         if kind not in Storable.kinds:
             raise ValueError(f"class {kind} must be imported first")
-        return Storable.kinds[kind](**found)
+        made = Storable.kinds[kind]
+        for field in fields(made) if is_dataclass(made) else ():
+            if str(field.type).startswith("tuple") and isinstance(found.get(field.name), list):
+                found[field.name] = tuple(found[field.name])
+        return made(**found)
 
     return json.loads(text, object_hook=restore)
 

@@ -20,7 +20,9 @@ import pytest
 import torch
 from commands import invoke
 
+from tl_localize.cli.options import ModelOptions, RunOptions
 from tl_localize.cli.running import compute
+from tl_localize.execution import Store
 
 INJ = "--ratio 0.1 --max-steps 1 --methods"
 
@@ -419,6 +421,21 @@ def test_an_output_that_is_ascii_or_closed_ends_well(run, tmp_path, monkeypatch,
         patch.setattr("os.dup2", lambda *files: None)  # or the tests have no output left
         assert main(["status", out]) == 1
     assert capsys.readouterr().err == ""
+
+
+def test_ray_loads_a_folder_whose_path_is_relative(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    asked = []
+
+    class Runs:
+        def run(self, methods, store, *, shard, cluster):
+            asked.append(cluster.load.__self__.model)
+
+    for name in ("mine", "reference-gpt2"):
+        store = Store(tmp_path / "results")
+        compute(RunOptions(ray="local"), ModelOptions(model=name), [(Runs(), [])], store)
+    assert asked == [str(tmp_path / "mine"), "reference-gpt2"]
 
 
 def test_text_for_a_terminal_wraps_between_words(monkeypatch, capsys):

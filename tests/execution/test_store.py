@@ -378,6 +378,11 @@ def test_folder_with_other_files_is_refused(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"thesis.tex", "tmp"}
 
 
+def test_what_a_file_manager_leaves_is_no_file_of_others(tmp_path):
+    (tmp_path / ".DS_Store").write_bytes(b"")
+    assert Store(tmp_path).settings is None
+
+
 def test_what_another_process_tries_a_new_folder_with_is_no_file_of_others(tmp_path, monkeypatch):
     def seen(**named):  # on file systems where a file without a name can't be
         return tempfile.NamedTemporaryFile(**named, delete=False)

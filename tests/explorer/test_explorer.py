@@ -132,6 +132,14 @@ def test_card_of_a_head(gpt2_like, sequences):
     assert writes == pytest.approx(written.norm(dim=1).tolist(), abs=1e-3)
 
 
+def test_two_settings_of_one_method_have_a_name_and_a_colour_each(gpt2_like, sequences):
+    scores = [Attribution(contrast=c)(gpt2_like, sequences[0]) for c in (0, 1)]
+    how = {"general": GENERAL, "ratios": (0.1,), "decode": letters}
+    first, second, random = explore(gpt2_like, sequences[0], scores, **how).data["pairs"]
+    assert [first["method"], second["method"]] == ["Attribution", "Attribution 2"]
+    assert len({first["colour"], second["colour"], random["colour"]}) == 3
+
+
 def test_random_neurons_are_added_for_each_text(gpt2_like, sequences):
     texts = sequences[:2]
     scores = list(Attribution().map(gpt2_like, texts))

@@ -355,6 +355,28 @@ def test_a_point_that_the_model_does_not_have_is_named(gpt2_like, sequence):
         Attribution(units=Misspelled())(gpt2_like, sequence)
 
 
+@dataclass(frozen=True)
+class Narrow(Stream):
+    def shape(self, model):
+        return (model.cfg.d_model // 2,)
+
+
+def test_units_that_are_not_as_many_as_are_read_are_refused(gpt2_like, sequence):
+    with pytest.raises(ValueError, match=r"the shape \(12,\) of their rows, got \(1, 4, 24\) at"):
+        Attribution(units=Narrow())(gpt2_like, sequence)
+
+
+@dataclass(frozen=True)
+class OfLayers(Stream):
+    layers: tuple[int, ...] = (0, 1)
+
+
+def test_units_with_a_tuple_are_themselves_when_they_are_read(tmp_path):
+    units = OfLayers(layers=(1,))
+    NeuronScores(torch.zeros(1, 2), units=units).save(tmp_path / "scores.safetensors")
+    assert NeuronScores.load(tmp_path / "scores.safetensors").units == units
+
+
 @pytest.mark.parametrize("given", ["heads", AttentionHeads, None])
 def test_units_that_are_none_are_refused(gpt2_like, given):
     for kind in (

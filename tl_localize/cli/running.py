@@ -1,7 +1,9 @@
 """What commands that work for long share: a results folder, and who computes."""
 
 import logging
+import os
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -62,6 +64,8 @@ def compute(
     store.command = COMMAND.get()
     cluster = None
     if run.ray:
+        if Path(model.model).exists():  # a worker may run in another folder
+            model = replace(model, model=os.path.abspath(model.model))
         cluster = RayCluster(load=model.load, address=run.ray)
     else:
         threads = quantity(torch.get_num_threads(), "CPU thread")

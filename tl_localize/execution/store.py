@@ -34,7 +34,6 @@ from torch import Tensor
 
 from tl_localize.checks import out_of_memory
 from tl_localize.files import (
-    TEMPORARY,
     Saved,
     digest,
     from_json,
@@ -408,7 +407,8 @@ class Store(Steps):
     def _prepare(self) -> None:
         """Make the folder, where it is not there; remove what killed runs left in it."""
         prepare_folder(self.folder)
-        names = {path.name for path in self.folder.iterdir() if not TEMPORARY.fullmatch(path.name)}
+        # hidden ones are temporary files, or what a file manager leaves
+        names = {path.name for path in self.folder.iterdir() if not path.name.startswith(".")}
         if names and not names & {SETTINGS, f"{SETTINGS}.lock", "steps"}:
             raise ValueError(
                 f"folder must be new, empty or a results folder, got {str(self.folder)!r} with "

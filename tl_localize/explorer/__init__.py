@@ -7,6 +7,7 @@ Python answers them (``Explorer.answer``); a saved file holds the answers to a g
 
 import base64
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -230,11 +231,11 @@ class Explorer:
             if i == text:
                 first_layer = scores.first_layer or 0
                 if layer < first_layer:
-                    ranks.append([short_title(scores.method), "not ranked"])
+                    ranks.append([self._titles[i], "not ranked"])
                     continue
                 ranked = scores.values[first_layer:]
                 n_better = int((ranked > scores.values[layer, neuron]).sum())
-                ranks.append([short_title(scores.method), n_better + 1])
+                ranks.append([self._titles[i], n_better + 1])
         if type(self.view.units).rows is Units.rows:
             return {"writes": [], "promoted": [], "ranks": ranks}
         act = activations(self.view, self.texts[text].tokens[None])[layer][0, :, neuron]
@@ -252,6 +253,17 @@ class Explorer:
     # What is shown
 
     @cached_property
+    def _titles(self) -> list[str]:
+        """The method of each pair; a second one of its name, of the same text, has a number."""
+        seen: Counter[tuple[int, str]] = Counter()
+        found: list[str] = []
+        for text, scores in self.pairs:
+            title = short_title(scores.method)
+            seen[text, title] += 1
+            found.append(title if seen[text, title] == 1 else f"{title} {seen[text, title]}")
+        return found
+
+    @cached_property
     def data(self) -> dict[str, Any]:
         """What the view needs before it asks."""
         meter = self._meter
@@ -265,16 +277,21 @@ class Explorer:
             }
             for i, sequence in enumerate(self.texts)
         ]
-        colours = looks(scores.method for _, scores in self.pairs)
+        # one that is numbered has no look of its own
+        keys = [
+            scores.method if title == short_title(scores.method) else title
+            for title, (_, scores) in zip(self._titles, self.pairs, strict=True)
+        ]
+        colours = looks(keys)
         pairs = [
             {
                 "text": text,
-                "method": short_title(scores.method),
-                "colour": colours[scores.method].colour,
+                "method": title,
+                "colour": colours[key].colour,
                 "map": _levels(scores),
                 "top": self._best(scores),
             }
-            for text, scores in self.pairs
+            for title, key, (text, scores) in zip(self._titles, keys, self.pairs, strict=True)
         ]
         return {
             "model": model_name(self.view.model),

@@ -334,6 +334,7 @@ class NeuronView(ModelView):
             self._prove_once(units, self._check_written)
         else:
             self._check_points(units)
+            self._prove_once(units, self._check_read)
 
     def _check_points(self, units: Units) -> None:
         """ValueError unless the model has the hook points of units of the user's own."""
@@ -342,6 +343,19 @@ class NeuronView(ModelView):
                 raise ValueError(
                     f"units must name hook points of the model, got {name!r} from {units!r}."
                     f"{nearest(name, self.points)}"
+                )
+
+    def _check_read(self, tokens: Int[Tensor, "1 pos"]) -> None:
+        """ValueError unless what units of the user's own read has as many units as they say."""
+        with self.recorded() as acts:
+            residual(self.model, tokens)
+        for layer in range(self.n_layers):
+            found = tuple(acts[layer].shape) if layer in acts else "nothing"
+            if found != (*tokens.shape, *self.shape):
+                raise ValueError(
+                    f"units must read [batch pos unit *width] with the shape {self.shape} of their "
+                    f"rows, got {found} at {self.units.point(layer)} of {tokens.shape[1]} tokens "
+                    f"from {self.units!r}. Change read, rows or shape, or name another point."
                 )
 
     @property
