@@ -181,7 +181,8 @@ def to_json(value: Any, tensors: dict[str, Tensor]) -> str:
             tensors[name] = part
             return {TENSOR: name}
         if isinstance(part, Storable):
-            return {CLASS: type(part).__name__, **vars(part)}
+            names = [field.name for field in fields(part)] if is_dataclass(part) else vars(part)
+            return {CLASS: type(part).__name__} | {name: getattr(part, name) for name in names}
         return _plain(part)
 
     return json.dumps(value, default=to_plain)

@@ -82,7 +82,8 @@ def short_title(method: object) -> str:
     >>> short_title("attribution"), short_title("mine")
     ('Attribution', 'mine')
     """
-    return TITLES.get(str(method), str(method)).split(" (")[0]
+    title = TITLES.get(str(method), str(method))
+    return title.split(" (")[0] if title in TITLES.values() else title
 
 
 def published(table: str, model: str | None = None) -> pd.DataFrame:

@@ -53,7 +53,13 @@ class MemorizedSequence:
                 f"tokens must be token ids, got text, {self.tokens!r:.60}. Use "
                 "MemorizedSequence.from_text(model, prefix, suffix)."
             )
-        tokens = torch.as_tensor(self.tokens)
+        try:
+            tokens = torch.as_tensor(self.tokens)
+        except (RuntimeError, ValueError) as error:  # such as a BatchEncoding
+            raise TypeError(
+                f"tokens must be a vector of token ids, got {type(self.tokens).__name__}. Of what "
+                'a tokenizer gives, take ["input_ids"].'
+            ) from error
         if tokens.ndim != 1 or tokens.is_floating_point() or tokens.dtype == torch.bool:
             raise ValueError(
                 f"tokens must be a vector of token ids, got shape {tuple(tokens.shape)} of "

@@ -623,6 +623,63 @@ def test_inj_with_distractors_takes_whole_groups(asked, tmp_path):
     assert [len(group.sequences) for group in benchmark.groups()] == [4, 4]
 
 
+def test_inj_says_how_many_sentences_are_in_no_group(asked, tmp_path, capsys):
+    """A group's sentences begin with different tokens, so a whole number of groups may not fit."""
+    command = "inj --distractors 7 --methods activations --model reference-gpt2 --limit 16 --out"
+    said = invoke(command, str(tmp_path / "unused")).stderr
+    ((benchmark, _),) = asked
+    n_left = 16 - sum(len(group.sequences) for group in benchmark.groups())
+    assert n_left and f"{n_left} of them are in no group: a group has 8 sentences" in said
+
+
+def test_tune_keeps_a_first_layer_that_was_searched_alone():
+    from tl_localize.cli.publish import without_layers
+
+    settings = [{"steps": 1, "first_layer": 1}, {"steps": 2, "first_layer": 1}, {"contrast": 1.0}]
+    ranking = pd.DataFrame({"method": [*2 * ["slimming"], "attribution"], "settings": settings})
+    assert list(without_layers(ranking)["settings"]) == [{"steps": 1}, {"steps": 2}, settings[2]]
+    settings[1] = {"steps": 1, "first_layer": 0}
+    ranking["settings"] = settings
+    assert list(without_layers(ranking)["settings"]) == settings
+
+
+def test_tune_searches_the_zero_out_that_inj_runs(tmp_path):
+    from tl_localize.cli.benchmarks import candidates
+    from tl_localize.cli.command_options import TuneOptions
+    from tl_localize.evals.settings import SCREEN
+    from tl_localize.units import NEURONS, UNITS
+
+    grid = tmp_path / "grid.json"
+    grid.write_text(json.dumps({"zero_out": {"screen_sample": [16, 32]}}))
+    screens = {}
+    for benchmark, units in (("inj", NEURONS), ("del", NEURONS), ("inj", UNITS["heads"])):
+        options = TuneOptions(method="zero_out", benchmark=benchmark, grid=grid)
+        found = candidates(options, 0.1, units)
+        screens[benchmark, units.name] = {method.screen for method in found}
+    assert screens == {
+        ("inj", "neurons"): {SCREEN},
+        ("del", "neurons"): {None},
+        ("inj", "heads"): {None},
+    }
+
+
+def test_the_name_of_a_folder_is_as_it_is_written(tmp_path, monkeypatch):
+    from tl_localize.cli.running import folder_of
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "snapshot").mkdir()
+    for link in ("inj", "mine"):
+        (tmp_path / link).symlink_to(tmp_path / "snapshot")
+    assert folder_of(RunOptions(), "inj", "mine").name == "inj-mine"
+    assert folder_of(RunOptions(), "inj", "snapshot/.").name == "inj-snapshot"
+
+
+def test_a_table_of_a_folder_says_which_command_goes_on(run, tmp_path):
+    run.inj(f"{INJ} activations --limit 2 --shard 2/2")
+    said = invoke("table", str(tmp_path / "out")).stderr
+    assert "the other shards of this folder's commands" in said and "same command" not in said
+
+
 def test_localize_takes_the_settings_of_heads_and_a_first_layer(run):
     from tl_localize.cli.command_options import LocalizeOptions
     from tl_localize.cli.one_text import chosen_method

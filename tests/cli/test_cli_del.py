@@ -489,6 +489,7 @@ def test_del_explains_a_mistake_in_one_line(run, collection, arguments, message)
         ("--dtype float8", "Choose from"),
         ("--data nowhere", "nowhere"),
         ("--n-dev -1", "n_dev must be a whole number from 0 on, got -1"),
+        ("--n-dev 3 --model .", "n_dev must be left out where a model that is not shipped has no"),
     ],
 )
 @pytest.mark.usefixtures("unloaded")
@@ -608,7 +609,7 @@ def test_del_records_a_failure_and_tries_again(run, collection, tmp_path, monkey
     result = run(command)
     assert result.exit_code == 1, result.output
     assert "FAILED activations on row-" in result.stderr
-    assert "the same command tries again" in result.stderr
+    assert "the command that asked for them tries again" in result.stderr
     missing = tmp_path / "out" / "missing.csv"
     assert pd.read_csv(missing)["reason"].tolist() == ["ValueError: loss must be finite, got nan"]
     broken.clear()

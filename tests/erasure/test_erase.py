@@ -339,6 +339,16 @@ def test_precision_is_the_share_of_the_change_in_the_true_rows(gpt2_like, make_m
         precision_of(gpt2_like, after, injection.neurons)
 
 
+def test_precision_of_an_edit_in_half_precision_is_whole(make_model):
+    before, after = (make_model(1, model_name="gpt2-like").to(torch.bfloat16) for _ in range(2))
+    noise = 0.013 * torch.randn(16, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        after.blocks[1].mlp.W_out[3, :16] += noise
+    truth = NeuronSet(torch.zeros(2, 48, dtype=torch.bool))
+    truth.mask[1, 3] = True
+    assert precision_of(before, after, truth) == 1
+
+
 def test_an_embedding_that_is_tied_counts_once(gpt2_like, make_model):
     after = make_model(1, model_name="gpt2-like")
     with torch.no_grad():
@@ -575,8 +585,8 @@ def test_erase_refuses(model, texts, how, given, message):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"method": "attribution"}, r"objects that score .* got \['attribution'\]"),
-        ({"method": Attribution}, "objects that score"),
+        ({"method": "attribution"}, "an object that scores .* got 'attribution'"),
+        ({"method": Attribution}, "an object that scores"),
         ({"others": ["a text"]}, "sequence must be a MemorizedSequence, got str"),
     ],
 )

@@ -17,7 +17,7 @@ import torch
 from folders import Counted, files_of, leftovers, spoil
 from kill import forked, kill_until, log_writes
 
-from tl_localize import METHODS, Activations, Localizer
+from tl_localize import METHODS, Activations, InjResults, Localizer, RowNorm
 from tl_localize.evals.ablation import AblationMeter
 from tl_localize.execution import Store, status
 from tl_localize.execution.run import BarCounter
@@ -69,6 +69,16 @@ def test_folder_gives_what_memory_gives_and_is_not_computed_again(
     written.clear()
     assert_same(run(benchmark, methods), in_memory)
     assert not written and set(counted.values()) == {1}
+
+
+def test_results_hold_what_another_run_added_in_the_meantime(inj, tmp_path):
+    first, second = Store(tmp_path), Store(tmp_path)
+    inj.run([Activations()], first, False)
+    replace(inj, ratio=inj.ratio / 2).run([RowNorm()], second, False)
+    for store in (first, second):
+        frame = InjResults.of(store).frame
+        found = set(zip(frame["injection_ratio"], frame["method"], strict=True))
+        assert {(inj.ratio, "activations"), (inj.ratio / 2, "row_norm")} <= found
 
 
 def test_inj_grows_by_sentences_methods_and_ratios(

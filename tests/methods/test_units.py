@@ -377,6 +377,16 @@ def test_units_with_a_tuple_are_themselves_when_they_are_read(tmp_path):
     assert NeuronScores.load(tmp_path / "scores.safetensors").units == units
 
 
+@dataclass(frozen=True, slots=True)
+class Slotted(MLPNeurons):
+    n: int = 48
+
+
+def test_units_with_slots_keep_their_settings(tmp_path):
+    NeuronScores(torch.zeros(1, 2), units=Slotted(n=8)).save(tmp_path / "scores.safetensors")
+    assert NeuronScores.load(tmp_path / "scores.safetensors").units == Slotted(n=8)
+
+
 @pytest.mark.parametrize("given", ["heads", AttentionHeads, None])
 def test_units_that_are_none_are_refused(gpt2_like, given):
     for kind in (

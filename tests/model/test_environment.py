@@ -1,6 +1,7 @@
 """What a file says of its making, and what runs must agree on about a model."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,6 +20,17 @@ def test_about_a_model_is_json_and_names_the_weights(gpt2_like):
     assert found["fingerprint"] == fingerprint(gpt2_like)
     assert len(found["fingerprint"]) == 16
     assert (found["model"], found["dtype"]) == ("gpt2-like", "float32")
+
+
+def test_precision_is_known_where_torch_refuses_to_tell(monkeypatch, gpt2_like):
+    def refuses():
+        raise RuntimeError("mix of the legacy and new APIs")
+
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", refuses)
+    for new, old in (("tf32", "high"), ("ieee", "highest")):
+        matmul = SimpleNamespace(fp32_precision=new)
+        monkeypatch.setattr(torch.backends.cuda, "matmul", matmul)
+        assert about_model(gpt2_like)["float32_matmul_precision"] == old
 
 
 def one_weight(model):

@@ -185,7 +185,7 @@ def without_cache(model):
 def test_cache_that_is_dropped_is_noticed_and_said_once(either, recwarn):
     wanted = uncached(either, 6)
     without_cache(either)
-    said = "without a cache .* TransformerLens .* and transformers .* give other logits"
+    said = "without a cache .* TransformerLens .* and transformers .* fail, or give other logits"
     with pytest.warns(UserWarning, match=said):
         assert torch.equal(generate(either, TOKENS[:, :5], 6), wanted)
     recwarn.clear()
@@ -194,6 +194,17 @@ def test_cache_that_is_dropped_is_noticed_and_said_once(either, recwarn):
     with either.hooks(fwd_hooks=[("blocks.0.hook_in", lambda act, hook: act)] * is_bridge(either)):
         assert torch.equal(generate(either, TOKENS[:, :5], 6), wanted)
     assert not [warning for warning in recwarn if "cache" in str(warning.message)]
+
+
+def test_cache_that_fails_is_not_used(either, monkeypatch):
+    wanted = uncached(either, 6)
+
+    def fails(*_):
+        raise RuntimeError("Sizes of tensors must match")
+
+    monkeypatch.setattr(forward, "_with_cache", fails)
+    with pytest.warns(UserWarning, match="without a cache .* fail, or give other logits"):
+        assert torch.equal(generate(either, TOKENS[:, :5], 6), wanted)
 
 
 def test_sampled_tokens_do_not_depend_on_the_cache(either, recwarn):

@@ -297,11 +297,12 @@ def test_transformers_says_what_it_said_after_a_quiet_block(monkeypatch, bars):
 
 def precision():
     """What both settings of torch say."""
-    new = getattr(torch.backends.cuda.matmul, "fp32_precision", None)
+    both = torch.backends.cuda.matmul, getattr(torch.backends.mkldnn, "matmul", None)
+    new = [getattr(products, "fp32_precision", None) for products in both]
     try:
-        return torch.get_float32_matmul_precision(), new
+        return torch.get_float32_matmul_precision(), *new
     except RuntimeError:
-        return "only the new one was set", new
+        return "only the new one was set", *new
 
 
 @pytest.mark.parametrize(("old", "new"), [("medium", None), ("highest", "tf32")])
@@ -318,7 +319,8 @@ def test_logits_are_checked_at_full_precision(saved, old, new):
             matmul.fp32_precision = new
         before = precision()
         load_model(saved, device="cpu")
-        assert inside and inside <= {("highest", None), ("highest", "ieee")}
+        assert inside and {old for old, *_ in inside} == {"highest"}
+        assert {precision for _, *new in inside for precision in new} <= {None, "ieee"}
         assert precision() == before
     finally:
         hook.remove()
@@ -532,6 +534,16 @@ def test_gguf_gives_the_logits_of_transformers(tmp_path, bridge):
     model = load_model(tmp_path / "tiny.gguf", "cpu", bridge=bridge)
     same_logits(model, hf)
     assert model.cfg.model_name == "tiny" and model.tokenizer is not None
+
+
+def test_gguf_in_half_precision_keeps_the_frequencies_of_positions(tmp_path):
+    write_gguf(tmp_path / "tiny.gguf", save(config_of("Llama"), tmp_path / "hf"))
+    state = torch.get_rng_state()
+    model = load_model(tmp_path / "tiny.gguf", "cpu", "bfloat16", bridge=True)
+    kept = {name: buffer for name, buffer in model.named_buffers() if name.endswith("inv_freq")}
+    assert kept and all(buffer.dtype == torch.float32 for buffer in kept.values())
+    assert next(model.parameters()).dtype == torch.bfloat16
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_gguf_needs_a_transformers_that_reads_its_tokenizer(tmp_path, monkeypatch):

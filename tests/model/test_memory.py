@@ -51,6 +51,21 @@ def test_a_progress_that_is_no_function_is_named():
         as_text_report(True)
 
 
+def test_a_text_goes_to_a_second_parameter_that_is_for_one():
+    heard = []
+    for hears in (
+        lambda fraction, text: heard.append((fraction, text)),
+        lambda fraction, text="": heard.append((fraction, text)),
+        lambda *given: heard.append(given),
+    ):
+        as_text_report(hears)(0.5, "step 2")
+    assert heard == 3 * [(0.5, "step 2")]
+    as_text_report(lambda fraction, bar=heard: bar.append(fraction))(0.5, "step 2")
+    as_text_report(heard.append)(0.6, "step 3")
+    assert heard[3:] == [0.5, 0.6]
+    as_text_report({}.update)  # it tells no parameters
+
+
 def test_halving_warns_once_and_goes_on_with_the_smaller_size():
     with pytest.warns(RuntimeWarning, match="batch of 16: going on with 8") as caught:
         sizes = [len(batch) for batch, _ in work_in_batches(limited(4), range(18), 16)]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tl_localize.paper import published
+from tl_localize.paper import TITLES, published, short_title
 
 
 def test_published_serves_one_model_by_its_transformer_lens_name():
@@ -11,6 +11,11 @@ def test_published_serves_one_model_by_its_transformer_lens_name():
     cells = frame.set_index(["method", "metric", "setting"])["value"]
     assert cells.loc[("hard_concrete", "recall@0.05", "0.01")] == 0.721
     assert len(published("inj", "reference-gpt2")) == 0
+
+
+def test_only_titles_are_shortened():
+    assert short_title("row_norm") == short_title(TITLES["row_norm"]) == "RowNorm"
+    assert short_title("mine (a)") == "mine (a)"
 
 
 def test_published_names_the_known_tables():

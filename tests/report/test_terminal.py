@@ -96,6 +96,16 @@ def test_a_narrow_terminal_cuts_neither_ids_nor_numbers():
     assert "0.851" in shown and "100" in shown
 
 
+def test_a_narrow_terminal_repeats_the_names_where_not_all_columns_fit(monkeypatch):
+    out = Console(width=40, file=io.StringIO(), force_terminal=True, color_system=None)
+    monkeypatch.setattr("tl_localize.report.terminal.console", lambda: out)
+    counts = {name: [105] for name in ("asked", "done", "failed", "missing", "not_converged")}
+    show(pd.DataFrame(counts, index=pd.Index(["integrated_gradients"], name="method")))
+    shown = out.file.getvalue()
+    assert shown.count("integrated_gradients") > 1 and shown.count("105") == 5
+    assert all(name in shown for name in counts)
+
+
 def test_a_wide_table_is_not_wrapped_in_a_pipe(capsys):
     cells = {f"{share} %": ["-43.5 ± 2.2 / -27.7 ± 0.8"] for share in range(12)}
     show(pd.DataFrame(cells, index=pd.Index(["Hard Concrete"], name="method")))

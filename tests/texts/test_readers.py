@@ -256,6 +256,15 @@ def test_damaged_and_other_files_are_named(tmp_path, lettered):
             read(lettered, tmp_path / name)
 
 
+@pytest.mark.parametrize(
+    "lines", ["text\nTwo roads, diverged\nHello, world", "prefix,suffix\nTwo,roads,\na,b,"]
+)
+def test_a_row_with_more_fields_than_the_header_is_refused(tmp_path, lettered, lines):
+    (tmp_path / "texts.csv").write_text(lines)
+    with pytest.raises(ValueError, match=r"more fields than the header: .* need quotes.*Mend it"):
+        read(lettered, tmp_path / "texts.csv")
+
+
 def test_a_changed_file_is_read_anew_and_nothing_else_is_written(tmp_path, monkeypatch):
     """No cache of an earlier reading is served, none is left, and the network is not needed."""
     home, temporary = tmp_path / "home", tmp_path / "temporary"

@@ -44,10 +44,10 @@ DelRuns = Iterable[tuple[DelBenchmark, Sequence[Localizer]]]
 # What is said of methods
 
 
-def screened_settings(methods: MethodOptions) -> presets.MethodSettings:
+def screened_settings(units: Units, settings: Path | None = None) -> presets.MethodSettings:
     """Settings from a file, over a Zero-Out that ablates few neurons."""
-    tuned = read_settings(methods.settings) if methods.settings else {}
-    if UNITS[methods.how.units] != NEURONS:  # heads are few
+    tuned = read_settings(settings) if settings else {}
+    if units != NEURONS:  # heads are few
         return tuned
     return {ZeroOut.name: {"screen": presets.SCREEN}} | tuned
 
@@ -100,8 +100,6 @@ def run_inj(options: InjOptions) -> None:
     sequences = inj_sequences(model, data, n_max=limit)
     sentences = quantity(len(sequences), "sentence")
     say(f"{sentences} (the first {N_DEV} of the data are dev sentences and left out), model {name}")
-    if left := len(sequences) % size:
-        say(f"The last {quantity(left, 'sentence')} of them fill no group of {size}.")
     runs: list[tuple[InjBenchmark, list[Localizer]]] = []
     for ratio, of_ratio in methods.items():
         benchmark = InjBenchmark(
@@ -115,6 +113,12 @@ def run_inj(options: InjOptions) -> None:
             distractors=options.distractors,
         )
         runs.append((benchmark, of_ratio))
+    n_left = len(sequences) - sum(len(group.sequences) for group in runs[0][0].groups())
+    if n_left:
+        say(
+            f"{n_left} of them are in no group: a group has {size} sentences, which begin with "
+            "different tokens."
+        )
     store = Store(folder)
     finished = compute(options.run, options.model, runs, store)
     conclude(store, interrupted=not finished, part=options.run.shard != WHOLE)
@@ -122,7 +126,7 @@ def run_inj(options: InjOptions) -> None:
 
 def inj_methods_by_ratio(options: InjOptions, units: Units) -> dict[float, list[Localizer]]:
     """The methods at each ratio, on which the paper's settings depend."""
-    tuned = screened_settings(options.methods)
+    tuned = screened_settings(units, options.methods.settings)
     name = options.model.model
     found: dict[float, list[Localizer]] = {}
     for ratio in options.ratio or presets.inj_ratios(name, units):
@@ -174,8 +178,15 @@ def run_del(options: DelOptions) -> None:
 
 def check_data(options: DelOptions | TuneOptions) -> None:
     """Raise ValueError where the options of the data are wrong; no row is read."""
-    if options.texts.n_dev is not None:
-        check_count(0, n_dev=options.texts.n_dev)
+    texts, name = options.texts, options.model.model
+    if texts.n_dev is not None:
+        check_count(0, n_dev=texts.n_dev)
+        alone = texts.sequences.data is None and not is_reference(name)
+        if alone and isinstance(options, DelOptions):
+            raise ValueError(
+                f"n_dev must be left out where a model that is not shipped has no --data, got "
+                f"{texts.n_dev}. The texts that it knows are all targets."
+            )
     options.texts.sequences.read()
 
 
@@ -330,7 +341,7 @@ def rev_methods(asked: MethodOptions, units: Units) -> list[Localizer]:
     defaults = (
         presets.defaults_for(units, {}),
         presets.first_layer_settings(0),
-        screened_settings(asked),
+        screened_settings(UNITS[asked.how.units], asked.settings),
     )
     return presets.make_methods(asked.methods, asked.how.set, *defaults, units=units)
 
@@ -347,6 +358,7 @@ def run_tune(options: TuneOptions) -> None:
     check_ratio("ratio", ratio)
     check_tuned(options)
     methods = candidates(options, ratio, units)
+    say_screen(methods)
     say_source(settings_source(name, options.benchmark), units)
     folder = folder_of(options.run, "tune", options.benchmark, name, units.name)
     check_data(options)
@@ -436,7 +448,7 @@ def candidates(options: TuneOptions, ratio: float, units: Units) -> list[Localiz
     asked = (options.method, options.how.set)
     name = options.model.model
     if options.benchmark == "inj":
-        (fixed,) = presets.inj_methods(*asked, name, None, ratio, units)
+        (fixed,) = presets.inj_methods(*asked, name, screened_settings(units), ratio, units)
     else:
         (fixed,) = presets.del_methods(*asked, name, units=units)
     return [

@@ -232,7 +232,8 @@ class DelOptions:
         int | None,
         Parameter(
             validator=FROM_ONE,
-            help="Number of texts read, dev ones included. Default: 105 without data, else all.",
+            help="Number of texts read, dev ones included. Default: 105 of a shipped model's own, "
+            "else all.",
         ),
     ] = None
     targets: Annotated[

@@ -185,7 +185,7 @@ class MemorizedOptions:
         int | None,
         Parameter(
             help="The first sequences, on which settings are chosen. Default: 5, of a folder of "
-            "collect its own."
+            "collect its own; without --data of shipped models alone."
         ),
     ] = None
     min_accuracy: Annotated[

@@ -65,8 +65,10 @@ def conclude(
         if part:
             then = ", and then this command without --shard," if whole_last else ""
             who = f"the other shards{then} compute"
-        elif store.settings and len(store.settings.commands) > 1:
+        elif store.settings and (store.read_only or len(store.settings.commands) > 1):
             who = "this folder's commands, which settings.json lists, compute"
+            if all("--shard" in command for command in store.settings.commands):
+                who = f"the other shards of {who.removesuffix(', compute')}, compute"
         next_step = f"{who} the {quantity(n_missing, 'result')} not there yet."
     say_next(next_step)
     if interrupted:
@@ -81,7 +83,7 @@ def say_failures(state: Status) -> None:
         where = f" ({cell.scope})" if cell.scope else ""
         say(f"FAILED {cell.method} on {cell.part}{where}: {reason.splitlines()[0]}")
     if state.failures:
-        say("Tracebacks are in the folder's failures; the same command tries again.")
+        say("Tracebacks are in the folder's failures; the command that asked for them tries again.")
 
 
 def publish(store: Store) -> str:
@@ -146,7 +148,7 @@ def print_results(report: Published, tables: Tables, benchmark: str) -> None:
     table = report.shown() if report.shown else tables[benchmark]
     if report.narrow and not is_wide:
         table = table.filter(regex=report.narrow)
-    width = min(out.width, report.width) if report.width else None
+    width = min(out.width, report.width or out.width)
     out.print(f"\n{CAPTIONS[benchmark]}.\n", markup=False)
     for setting, part in rank_rows(table, lowest_first=report.lowest_first, width=width):
         out.print(setting, part, sep="\n", markup=False)
@@ -199,10 +201,13 @@ def without_layers(ranking: pd.DataFrame) -> pd.DataFrame:
     """A ranking whose settings lack ``first_layer``, unless it was searched: DEL spares a layer
     that INJ and REV look at, and each of them sees to that.
     """
-    settings: Any = ranking["settings"]
-    if settings.map(lambda found: found.get("first_layer")).nunique(dropna=False) > 1:
-        return ranking
-    kept = settings.map(lambda found: {key: found[key] for key in found if key != "first_layer"})
+    found: list[Any] = [settings.get("first_layer") for settings in ranking["settings"]]
+    layers: Any = pd.Series(found, ranking.index, dtype=object)
+    n_found = layers.groupby(ranking["method"]).transform(lambda part: part.nunique(dropna=False))
+    kept: list[Any] = [
+        settings if whole else {key: settings[key] for key in settings if key != "first_layer"}
+        for settings, whole in zip(ranking["settings"], n_found > 1, strict=True)
+    ]
     return ranking.assign(settings=kept)
 
 

@@ -40,7 +40,10 @@ def folder_of(run: RunOptions, *parts: str) -> Path:
     It must be fit for results before a model is loaded, but a new one is made only afterwards: a
     model that is not there leaves no folder.
     """
-    name = "-".join(Path(part).resolve().name for part in parts if part not in UNNAMED)
+    # a path may end in a dot; a link keeps its own name
+    name = "-".join(
+        os.path.basename(os.path.abspath(part)) for part in parts if part not in UNNAMED
+    )
     folder = run.out or Path("tl-localize-results") / name
     check_writable(folder)
     if folder.is_dir() and any(folder.iterdir()):

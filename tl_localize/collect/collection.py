@@ -113,7 +113,7 @@ class Collection:
         ):
             record = json.loads((path / "collection.json").read_text(encoding="utf-8"))
             lines = (path / COLLECTED).read_bytes().splitlines()
-            rows = [json.loads(line) for line in lines]
+            rows = [json.loads(line) for line in lines if line.strip()]
             for row in rows:
                 (row["category"],) = row["category"]
             criteria = Criteria(**record.pop("criteria"))

@@ -206,7 +206,12 @@ def erase(
     rates = tried_rates(share) if learning_rate is None else [learning_rate]
     goal = Goal(max_recited, Price(max_others_lost, max_perplexity_rise))
     if method is None:
-        method = DEFAULT_METHODS[edit]()
+        method = DEFAULT_METHODS[edit](seed=int(seed))
+    if isinstance(method, type) or not callable(method):
+        raise TypeError(
+            f"method must be an object that scores a (model, sequence), got {method!r}. Pass for "
+            "example HardConcrete()."
+        )
     label_methods([method], getattr(method, "units", NEURONS))
     settings: dict[str, Any] = {"edit": edit, "method": identity(method), "seed": seed}
     if edit == "rows":

@@ -19,7 +19,7 @@ from tl_localize.metrics import accuracy, perplexity
 from tl_localize.model.forward import generate, residual, unembed
 from tl_localize.model.neurons import LanguageModel, NeuronView
 from tl_localize.scores import NeuronSet
-from tl_localize.sequences import MemorizedSequence, decoder_or_ids
+from tl_localize.sequences import MemorizedSequence, decoder_or_ids, one_or_more
 
 Json = dict[str, Any]
 
@@ -99,6 +99,7 @@ def measure_texts(model: LanguageModel, sequences: Sequence[MemorizedSequence]) 
     >>> measure_texts(model, few[:1])["exact"].tolist()
     [True]
     """
+    sequences = one_or_more(sequences)
     rows: list[Json] = []
     shares = accuracy(model, sequences).double().round(decimals=6).tolist()
     for sequence, share in zip(sequences, shares, strict=True):
@@ -178,8 +179,8 @@ def precision_of(before: LanguageModel, after: LanguageModel, truth: NeuronSet) 
     weights_after = dict(after.named_parameters())
 
     def change(name: str) -> Tensor:
-        moved = weights_after[name] - weights_before[name].to(weights_after[name])
-        return moved.cpu().double()  # some devices have no float64
+        # some devices have no float64
+        return weights_after[name].cpu().double() - weights_before[name].cpu().double()
 
     def is_twin(name: str) -> bool:
         """Whether a matrix holds Q, K and V, which a TransformerBridge has beside it."""

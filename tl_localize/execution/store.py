@@ -503,6 +503,7 @@ class Store(Steps):
         self._file(digest(inputs), inputs["step"]).unlink(missing_ok=True)
 
     def done(self) -> dict[Cell, list[Row]]:
+        self._read_settings()  # another run may have asked for more
         if self.settings is None:
             return {}
         for body in self._each(self.settings.benchmark, self.keys):
@@ -694,8 +695,8 @@ def status(steps: Steps) -> Status:
     >>> status(Store(folder)).frame.loc["activations", ["asked", "done"]].tolist()
     [1, 1]
     """
-    cells = steps.settings.cells() if steps.settings else []
     done, failures = steps.done(), steps.failures()
+    cells = steps.settings.cells() if steps.settings else []
     rows: dict[str, dict[str, int]] = {}
     for cell in cells:
         row = rows.setdefault(cell.method, dict.fromkeys(COUNTS, 0))

@@ -15,7 +15,7 @@ from tl_localize.files import identity_text
 from tl_localize.metrics import warn_unless_recited
 from tl_localize.model.memory import (
     FractionReport,
-    as_text_report,
+    check_progress,
     part_of,
     rows_that_fit,
     work_in_batches,
@@ -51,8 +51,8 @@ class Localizer(ABC):
             score.
 
     Raises:
-        TypeError: a setting that is not a number.
-        ValueError: a setting that is out of its range, such as a learning rate of 0.
+        TypeError: units that are none.
+        ValueError: a setting that is no number, or out of its range, such as a learning rate of 0.
 
     >>> @dataclass(frozen=True, kw_only=True)
     ... class FirstNeurons(Localizer):
@@ -145,8 +145,8 @@ class Localizer(ABC):
         size = rows_that_fit(neurons, max(map(len, sequences)), batch_size, self.batch_tokens)
         if not self.takes_several:
             size = 1  # each is given as soon as it is scored
-        tell = as_text_report(progress)
-        return self._results(neurons, sequences, size, lambda fraction: tell(fraction, ""))
+        check_progress(progress)
+        return self._results(neurons, sequences, size, progress or (lambda fraction: None))
 
     def attribute(self, neurons: NeuronView, sequence: MemorizedSequence) -> Values | NeuronScores:
         """The scores of one sequence, which a method of one's own defines.

@@ -87,8 +87,9 @@ class PositionParallelAttention:
         self.changed = {}
 
     def scores(self, act: Scores, hook: object = None) -> Scores:
-        """Changed query times changed key on the diagonal. There the bias of ALiBi is 0, and no
-        attention window excludes it.
+        """Changed query times changed key on the diagonal. No attention window excludes it, and the
+        bias of ALiBi is 0 there: but a HookedTransformer that has seen a longer text has another
+        constant in it, so that the check of a new run fails and the slow way is taken.
         """
         own = self._own_products(act.shape[1], act.dtype) / self.scale
         if self.soft_cap > 0:

@@ -60,9 +60,20 @@ def about_model(model: LanguageModel) -> Json:
         "model": model_name(model),
         "fingerprint": fingerprint(model),
         "dtype": str(next(iter(model.parameters())).dtype).removeprefix("torch."),
-        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "float32_matmul_precision": matmul_precision(),
         "probe": probe(model),
     }
+
+
+def matmul_precision() -> str:
+    """What ``torch.get_float32_matmul_precision`` gives, also where TF32 was set by the newer way,
+    after which torch refuses to tell.
+    """
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        matmul: Any = torch.backends.cuda.matmul
+        return "high" if matmul.fp32_precision == "tf32" else "highest"
 
 
 def fingerprint(model: LanguageModel) -> str:

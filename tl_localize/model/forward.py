@@ -24,6 +24,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tl_localize.checks import out_of_memory
 from tl_localize.model.hooks import (
     interrupt_waits,
     own_attribute,
@@ -266,11 +267,12 @@ def generate(
     ones.
 
     Decoding with a cache of keys and values proves itself: the first time, its logits are compared
-    with those of one pass without a cache over the texts that were written. Where they differ, the
-    texts are written without a cache, the slow way, and a warning says so once for a model. The
-    proof holds for a model as long as its mode (train or eval), its implementation of attention and
-    its hooks are the same, and for texts that are not longer. Weights do not matter to a cache.
-    Hooks do: one that acts on the last position of a pass meets other positions with a cache.
+    with those of one pass without a cache over the texts that were written. Where they differ, or
+    it fails, the texts are written without a cache, the slow way, and a warning says so once for a
+    model. The proof holds for a model as long as its mode (train or eval), its implementation of
+    attention and its hooks are the same, and for texts that are not longer. Weights do not matter
+    to a cache. Hooks do: one that acts on the last position of a pass meets other positions with a
+    cache.
 
     ``HookedTransformer.generate`` can't be used: with a tokenizer it masks tokens at the ends of
     the context that equal the pad token, and without one, or from embeddings, it adds learned
@@ -285,7 +287,12 @@ def generate(
     if proof and proof.state == _state(model) and length <= proof.length:
         return _decode(model, context, n, uniform, proof.way)[0]
     for way in (CACHED, HANDED) if is_bridge(model) else (CACHED,):
-        found, logits = _decode(model, context, n, uniform, way, N_PROVING_ROWS)
+        try:
+            found, logits = _decode(model, context, n, uniform, way, N_PROVING_ROWS)
+        except Exception as error:  # a cache that does not fit the model
+            if out_of_memory(error):
+                raise
+            continue
         if found.shape[1] < n:  # the cache stayed empty
             continue
         texts = torch.cat([context, found[:, :-1]], 1)
@@ -301,8 +308,8 @@ def generate(
         _SAID.add(model)
         warnings.warn(
             "Texts are written without a cache of keys and values, the slow way, because with one "
-            f"{versions()} give other logits for this model than without. Texts and scores are "
-            "right; tested versions are in constraints.txt.",
+            f"{versions()} fail, or give other logits for this model than without. Texts and "
+            "scores are right; tested versions are in constraints.txt.",
             stacklevel=2,
         )
     return _decode(model, context, n, uniform, UNCACHED)[0]
@@ -367,8 +374,9 @@ def _decode(
             if uniform is None:
                 new = logits.argmax(-1, keepdim=True)
             else:
-                below = logits.softmax(-1).cumsum(-1) < uniform[:, i, None]
-                new = below.sum(-1, keepdim=True).clamp(max=logits.shape[-1] - 1)
+                # on the CPU: on CUDA there is no deterministic sum
+                below = logits.softmax(-1).cpu().cumsum(-1) < uniform[:, i, None].cpu()
+                new = below.sum(-1, keepdim=True).clamp(max=logits.shape[-1] - 1).to(texts.device)
             texts = torch.cat([texts, new], 1)
             if cache is not None and is_bridge(model) and not cache.get_seq_length():
                 break

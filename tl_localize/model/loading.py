@@ -404,9 +404,14 @@ def _bar_on_a_terminal(source: str | Path) -> Iterator[None]:
 
 
 def _dequantized(model: Any, dtype: torch.dtype) -> Any:
-    """A plain model with the weights of a GGUF file, whose config still says quantized."""
+    """A plain model with the weights of a GGUF file, whose config still says quantized. Its buffers
+    keep their dtype, as elsewhere in transformers: rounded frequencies turn late positions wrong.
+    """
     del model.config.quantization_config
-    plain = type(model)(model.config).to(dtype)
+    with torch.random.fork_rng(devices=[]):  # the first weights are drawn
+        plain = type(model)(model.config)
+    for weight in plain.parameters():
+        weight.data = weight.data.to(dtype)
     plain.load_state_dict(model.state_dict())
     return plain
 
@@ -493,8 +498,9 @@ def _full_precision() -> Iterator[None]:
     """Products of float32 matrices in float32, whatever was set (TF32 has 10 bits); what was set is
     given back.
     """
-    matmul: Any = torch.backends.cuda.matmul
-    new = getattr(matmul, "fp32_precision", None)  # from torch 2.9 on
+    backends: Any = torch.backends
+    products: list[Any] = [backends.cuda.matmul, getattr(backends.mkldnn, "matmul", None)]
+    new = [getattr(each, "fp32_precision", None) for each in products]  # from torch 2.9 on
     try:
         old = torch.get_float32_matmul_precision()
     except RuntimeError:  # what torch raises where only the new one was set
@@ -505,8 +511,9 @@ def _full_precision() -> Iterator[None]:
     finally:
         if old is not None:
             torch.set_float32_matmul_precision(old)
-        if new is not None:
-            matmul.fp32_precision = new
+        for each, precision in zip(products, new, strict=True):
+            if precision is not None:
+                each.fp32_precision = precision
 
 
 def _check_logits(source: str | Path, model: Any, found: Tensor, expected: Tensor) -> None:

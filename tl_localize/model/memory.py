@@ -113,23 +113,34 @@ def part_of(report: FractionReport, start: float, end: float) -> FractionReport:
     return lambda fraction: report(start + (end - start) * fraction)
 
 
-def as_text_report(progress: Callable[..., None] | None) -> TextReport:
-    """A user's callback, as one of a fraction and a text: one that takes a single argument gets the
-    fraction alone.
-
-    >>> as_text_report([].append)(0.5, "step 20, loss 0.31")
-    """
-    if progress is None:
-        return lambda fraction, text: None
-    if not callable(progress):
+def check_progress(progress: object) -> None:
+    """Raise TypeError unless this is a function, or nothing."""
+    if progress is not None and not callable(progress):
         raise TypeError(
             f"progress must be a function of the fraction done, got {progress!r}. Leave it out."
         )
+
+
+def as_text_report(progress: Callable[..., None] | None) -> TextReport:
+    """A user's callback, as one of a fraction and a text: one that has no second parameter for a
+    text gets the fraction alone.
+
+    >>> as_text_report([].append)(0.5, "step 20, loss 0.31")
+    """
+    check_progress(progress)
+    if progress is None:
+        return lambda fraction, text: None
     try:
-        inspect.signature(progress).bind(0.0, "")
-    except TypeError:
-        return lambda fraction, text: progress(fraction)
-    return progress
+        parameters = [*inspect.signature(progress).parameters.values()]
+    except ValueError:  # of a function that tells none
+        parameters = []
+    if any(each.kind is each.VAR_POSITIONAL for each in parameters[:2]):
+        return progress
+    named = [each for each in parameters if each.kind is not each.KEYWORD_ONLY]
+    # a default that is no text binds something else
+    if len(named) > 1 and (named[1].default is named[1].empty or isinstance(named[1].default, str)):
+        return progress
+    return lambda fraction, text: progress(fraction)
 
 
 def work_in_batches(

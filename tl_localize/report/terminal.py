@@ -57,13 +57,20 @@ def rank_rows(
             yield name, plain_table(columns)
 
 
-def parts_that_fit(table: pd.DataFrame, width: int | None) -> Iterator[pd.DataFrame]:
-    """A table in parts of some columns each, no wider than so many characters where that can be."""
+def parts_that_fit(
+    table: pd.DataFrame, width: int | None, wrapped: bool = False
+) -> Iterator[pd.DataFrame]:
+    """A table in parts of some columns each, no wider than so many characters where that can be.
+
+    Args:
+        wrapped: texts may go on in the next line.
+    """
     ruler = Console(width=1000)
     start = 0
     for end in range(1, table.shape[1]):
         wider = table.iloc[:, start : end + 1]
-        if width is not None and ruler.measure(plain_table(wider)).maximum > width:
+        least, most = ruler.measure(plain_table(wider))
+        if width is not None and (least if wrapped else most) > width:
             yield table.iloc[:, start:end]
             start = end
     yield table.iloc[:, start:]
@@ -118,4 +125,5 @@ def show(table: pd.DataFrame, title: str = "") -> None:
     out = console()
     if title:
         out.print(f"\n{title}", markup=False)
-    out.print(plain_table(table))
+    for columns in parts_that_fit(table, out.width, wrapped=True):
+        out.print(plain_table(columns))

@@ -177,8 +177,12 @@ class Data:
         how: dict[str, Any] = {}
         with refuse_unreadable(WHOLE_FILE.format(kind), paths[0], "Mend it."):
             if kind == "csv":  # an id 001 is no number, and a text None is a text
-                names_of_columns = pd.read_csv(paths[0], nrows=0).columns
-                as_text = dict.fromkeys(names_of_columns, datasets.Value("string"))
+                first = pd.read_csv(paths[0], nrows=1, dtype=str, keep_default_na=False)
+                if not isinstance(first.index, pd.RangeIndex):  # pandas drops what is too much
+                    raise ValueError(
+                        "a row has more fields than the header: texts that hold commas need quotes"
+                    )
+                as_text = dict.fromkeys(first.columns, datasets.Value("string"))
                 how["features"] = datasets.Features(as_text)
                 how["keep_default_na"] = False
             if kind == "text":

@@ -10,6 +10,7 @@ import inspect
 import json
 import platform
 import re
+import sys
 import sysconfig
 import warnings
 from dataclasses import dataclass, replace
@@ -110,7 +111,7 @@ def inj_sequences(
     """
     data = data if isinstance(data, Data) else Data(source=data or DATA / "inj_sentences.jsonl")
     found = replace(data, n_prefix=1, n_suffix=None).sequences(model)
-    sequences = list(islice(found, n_max and N_DEV + n_max))
+    sequences = list(islice(found, n_max and min(N_DEV + n_max, sys.maxsize)))
     sequences = [
         replace(sequence, id=f"{i:03d} {''.join(sequence.text)[:24] or 'tokens'}")
         if sequence.id == numbered(i)  # the data have none

@@ -206,6 +206,14 @@ def test_the_table_has_accuracies_in_points_and_distances_as_they_are(measured):
     }
 
 
+def test_the_table_of_single_layers_counts_them(gpt2_like, benchmark_of):
+    results = benchmark_of(gpt2_like, layers="each", ratios=(0.1,)).run([Noise()])
+    frame = results.single_layers
+    frame["layer"] = frame["layer"].replace({0: 10, 1: 2})
+    table = del_tables(results, "gpt2-like")["del_single_layer"].loc["noise"]
+    assert list(table.index) == ["all layers", "layer 2", "layer 10"]
+
+
 def test_the_table_of_single_layers_has_the_largest_ratio_in_points(gpt2_like, benchmark_of):
     how = {"layers": "each", "ratios": (0.1, 0.2), "multiples": (1, 2), "n_targets": 3}
     results = benchmark_of(gpt2_like, **how).run([Noise()])

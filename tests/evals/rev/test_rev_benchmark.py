@@ -554,6 +554,20 @@ def test_error_bars_of_rev_are_upright_for_the_sentence_and_level_for_the_others
     assert row["own_error"] > 1
 
 
+def test_the_figure_of_rev_has_the_shares_of_its_table():
+    """A share that is not measured on all models of a method has no mean over them."""
+    from tl_localize.evals.rev import rev_figures
+
+    results = made_by_hand()
+    other = results.frame.assign(group="group-01")
+    largest = other["ratio"] == other["ratio"].max()
+    results = replace(results, frame=pd.concat([results.frame, other[~largest]]))
+    panel = rev_figures(results)["rev_curves"].axes[0]
+    (line,) = [found for found in panel.containers if found.get_label() == "Random"]
+    assert len(line.lines[0].get_xdata()) == len(results.points()["random"][0][0])
+    assert len(results.points()["random"][0][0]) == results.frame["ratio"].nunique() - 1
+
+
 def test_a_folder_of_rev_refuses_what_changes_its_numbers(brief, tmp_path):
     from tl_localize.execution import Store
 

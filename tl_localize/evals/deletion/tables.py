@@ -59,11 +59,12 @@ def _single_layers(frame: pd.DataFrame) -> pd.DataFrame:
     points.
     """
     largest = frame[frame["ratio"] == frame["ratio"].max()]
-    ablated = largest["layer"].map("layer {}".format, na_action="ignore").fillna("all layers")
+    layers = largest["layer"].fillna(-1).astype(int)
     rows: dict[tuple[str, str], dict[str, str]] = {}
-    groups: Any = largest.groupby(["method", ablated.rename("ablated"), "multiple"])
+    groups: Any = largest.groupby(["method", layers, "multiple"])
     for (method, layer, factor), part in groups:
-        row = rows.setdefault((method, layer), {})
+        ablated = "all layers" if layer < 0 else f"layer {layer}"
+        row = rows.setdefault((method, ablated), {})
         row[f"{factor} x budget, neurons"] = f"{part['n_neurons'].mean():.0f}"
         row[f"{factor} x budget, Self"] = with_error(100 * part["delta_self_accuracy"])
         row[f"{factor} x budget, Neg"] = with_error(100 * part["delta_neg_accuracy"])

@@ -2,9 +2,11 @@
 
 from typing import TYPE_CHECKING
 
+import pandas as pd
+
 from tl_localize.drawing import axes, finish
 from tl_localize.evals.rev.results import DIRECTIONS, PRICE, RevResults
-from tl_localize.report.looks import draw_curve, each_method, with_legend
+from tl_localize.report.looks import draw_curve, looks, with_legend
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -12,20 +14,23 @@ if TYPE_CHECKING:
 
 def rev_figures(results: RevResults) -> "dict[str, Figure]":
     """REV by file name: own against others as more units are put back, and as more are given to the
-    model before, side by side; means over models with standard errors, with the signs of the
-    table: what is forgotten is negative.
+    model before, side by side; means over models with standard errors, at the shares that are
+    measured on all of a method's models, with the signs of the table: what is forgotten is
+    negative.
 
     >>> list(rev_figures(rev_results))
     ['rev_curves']
     """
-    curves = list(results.summary().groupby("direction", sort=False))
-    if not curves:  # no training converged
+    directions = [name for name in DIRECTIONS if results.points(name)]
+    if not directions:  # no training converged
         return {}
-    panels = axes(len(curves), (5.4, 4.6))
-    for panel, (direction, curve) in zip(panels, curves, strict=True):
-        for method, look, rows in each_method(curve.sort_values("ratio")):
-            errors = rows["own_error"], rows["others_error"]
-            draw_curve(panel, (rows["others"], rows["own"], *errors), method, look)
+    panels = axes(len(directions), (5.4, 4.6))
+    for panel, direction in zip(panels, directions, strict=True):
+        points = results.points(direction)
+        for method, look in looks(points).items():
+            own, others = map(pd.DataFrame, points[method])  # [model, ratio]
+            columns = others.mean(), own.mean(), own.sem(), others.sem()
+            draw_curve(panel, columns, method, look)
         panel.update_datalim([(0, 0)])  # a small change is not drawn as if it were much
         panel.autoscale_view()
         lost = direction == "put_back"
@@ -33,5 +38,5 @@ def rev_figures(results: RevResults) -> "dict[str, Figure]":
         better = "down and right" if lost else "up and left"
         x = f"change of accuracy on the other sentences\n(percentage points; better: {better})"
         y = "change of accuracy on the sentence\n(percentage points)"
-        finish(panel, x, y, f"Units {DIRECTIONS[str(direction)]}")
+        finish(panel, x, y, f"Units {DIRECTIONS[direction]}")
     return {"rev_curves": with_legend(panels)}
