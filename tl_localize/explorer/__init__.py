@@ -227,15 +227,15 @@ class Explorer:
         """
         text = self.pairs[pair][0]
         ranks: list[list[Any]] = []
-        for i, scores in self.pairs:
-            if i == text:
+        for title, (of, scores) in zip(self._titles, self.pairs, strict=True):
+            if of == text:
                 first_layer = scores.first_layer or 0
                 if layer < first_layer:
-                    ranks.append([self._titles[i], "not ranked"])
+                    ranks.append([title, "not ranked"])
                     continue
                 ranked = scores.values[first_layer:]
                 n_better = int((ranked > scores.values[layer, neuron]).sum())
-                ranks.append([self._titles[i], n_better + 1])
+                ranks.append([title, n_better + 1])
         if type(self.view.units).rows is Units.rows:
             return {"writes": [], "promoted": [], "ranks": ranks}
         act = activations(self.view, self.texts[text].tokens[None])[layer][0, :, neuron]

@@ -24,7 +24,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tl_localize.checks import out_of_memory
 from tl_localize.model.hooks import (
     interrupt_waits,
     own_attribute,
@@ -268,11 +267,10 @@ def generate(
 
     Decoding with a cache of keys and values proves itself: the first time, its logits are compared
     with those of one pass without a cache over the texts that were written. Where they differ, or
-    it fails, the texts are written without a cache, the slow way, and a warning says so once for a
-    model. The proof holds for a model as long as its mode (train or eval), its implementation of
-    attention and its hooks are the same, and for texts that are not longer. Weights do not matter
-    to a cache. Hooks do: one that acts on the last position of a pass meets other positions with a
-    cache.
+    it would fail, the texts are written without a cache, the slow way, and a warning says so once
+    for a model. The proof holds for a model as long as its mode (train or eval), its attention and
+    its hooks are the same, and for texts that are not longer. Weights do not matter to a cache.
+    Hooks do: one that acts on the last position of a pass meets other positions with a cache.
 
     ``HookedTransformer.generate`` can't be used: with a tokenizer it masks tokens at the ends of
     the context that equal the pad token, and without one, or from embeddings, it adds learned
@@ -286,13 +284,8 @@ def generate(
     proof = _PROOFS.get(model)
     if proof and proof.state == _state(model) and length <= proof.length:
         return _decode(model, context, n, uniform, proof.way)[0]
-    for way in (CACHED, HANDED) if is_bridge(model) else (CACHED,):
-        try:
-            found, logits = _decode(model, context, n, uniform, way, N_PROVING_ROWS)
-        except Exception as error:  # a cache that does not fit the model
-            if out_of_memory(error):
-                raise
-            continue
+    for way in _cached_ways(model):
+        found, logits = _decode(model, context, n, uniform, way, N_PROVING_ROWS)
         if found.shape[1] < n:  # the cache stayed empty
             continue
         texts = torch.cat([context, found[:, :-1]], 1)
@@ -313,6 +306,19 @@ def generate(
             stacklevel=2,
         )
     return _decode(model, context, n, uniform, UNCACHED)[0]
+
+
+def _cached_ways(model: Any) -> tuple[str, ...]:
+    """How to decode with a cache; not at all where TransformerLens 3.9 puts keys that are given for
+    each query head into a cache that has room for grouped ones.
+    """
+    if is_bridge(model):
+        return CACHED, HANDED
+    return () if _is_ungrouped(model) else (CACHED,)
+
+
+def _is_ungrouped(model: Any) -> bool:
+    return getattr(model.cfg, "ungroup_grouped_query_attention", False)
 
 
 def versions() -> str:
@@ -347,7 +353,8 @@ def _state(model: Any) -> tuple[Any, ...]:
         for module in model.modules()
         for number in (*module._forward_hooks, *module._forward_pre_hooks)
     ]
-    return model.training, getattr(config, "_attn_implementation", None), *hooks
+    attention = getattr(config, "_attn_implementation", None)
+    return model.training, attention, _is_ungrouped(model), *hooks
 
 
 def _decode(
