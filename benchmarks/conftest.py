@@ -104,7 +104,8 @@ def pytest_addoption(parser):
     group.addoption(
         "--anew",
         action="store_true",
-        help="with --real: measure what other machines have measured too, to compare with it",
+        help="with --real, or for the edits of test_erase*.py: measure what other machines have "
+        "measured too, to compare with it",
     )
     group.addoption(
         "--update-expected",
@@ -127,8 +128,13 @@ def pytest_configure(config):
             f"{own[0]} must be left out with --real --paper-data, whose texts and settings are "
             "those of benchmarks/real/PLAN.md."
         )
-    if config.getoption("--shard") != (1, 1) and not config.getoption("--real"):
+    whole = config.getoption("--shard") == (1, 1)
+    if not whole and not config.getoption("--real"):
         raise pytest.UsageError("--shard must be given with --real: nothing else is divided.")
+    if (config.getoption("--rehearse") or not whole) and not config.getoption("--paper-data"):
+        raise pytest.UsageError(
+            "--rehearse and --shard must be given with --paper-data: texts of your own are few."
+        )
 
 
 def pytest_itemcollected(item):

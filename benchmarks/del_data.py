@@ -75,7 +75,8 @@ def read_data(model: Any, model_name: str, request: Any) -> Texts:
         sequences, n_dev, text = del_data(model, Data(source=source), general)
         return drawn_first(sequences, n_dev), n_dev, text
     if is_reference(model_name):
-        return of_collection(collected(model))
+        sequences, n_dev, text = of_collection(collected(model))
+        return sequences, n_dev, read_general_text(model, general) if general else text
     recited = known(model)
     dev = drawn_first(recited.diverse(place=1), 0)[:N_DEV]
     chosen = [*dev, *drawn_first(recited.diverse(), 0)]

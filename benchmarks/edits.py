@@ -127,7 +127,8 @@ class Watch(Trial):
 @torch.no_grad()
 def log_probabilities(model: LanguageModel, tokens: Tensor) -> Tensor:
     """[batch pos vocab] of general text."""
-    return unembed(model, residual(model, tokens.long())).float().log_softmax(-1)
+    tokens = tokens.long().to(next(model.parameters()).device)  # a Bridge does not move them
+    return unembed(model, residual(model, tokens)).float().log_softmax(-1)
 
 
 def edit_rows(

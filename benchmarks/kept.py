@@ -46,7 +46,8 @@ def without_texts(file: Path) -> bytes | None:
     if file.suffix == ".json":
         return data
     body: Any = unpack(data)
-    if has_texts(body["inputs"].get("method")):
+    asked = body["inputs"]
+    if has_texts(asked.get("what")) or has_texts(asked.get("method")):  # DEL has a label, and what
         return None
     if file.parent.name == BEFORE and any(row["suffix"] for row in body["value"]):
         body["value"] = [row | {"prefix": "", "suffix": ""} for row in body["value"]]

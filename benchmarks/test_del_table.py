@@ -62,20 +62,24 @@ def files(request):
 
 
 @pytest.fixture(scope="session")
-def collection(model, files):
-    return None if files[0] else collected(model)
+def collection(model, model_name, files):
+    from tl_localize.model.loading import is_reference
+
+    return None if files[0] or not is_reference(model_name) else collected(model)
 
 
 @pytest.fixture(scope="session")
-def benchmark(model, model_name, collection, request):
+def benchmark(model, model_name, collection, files, request):
     """DEL on the drawn sequences, for a number of targets."""
     from tl_localize.evals.deletion.benchmark import DelBenchmark
-    from tl_localize.evals.settings import del_ratios
+    from tl_localize.evals.settings import del_ratios, read_general_text
 
     if collection is None:
         sequences, n_dev, general = read_data(model, model_name, request)
     else:
         sequences, n_dev, general = of_collection(collection)
+        if files[1]:
+            general = read_general_text(model, files[1])
 
     def make(n_targets):
         limit = request.config.getoption("--limit") or (None if collection is None else n_targets)

@@ -49,6 +49,9 @@ times those of ``erase`` and of a first guess.
   (at the second one), and gradient difference on the MLPs at the smallest.
 * Self at Neg = -0.3, -1 and -3: for each text the lowest accuracy among the states of its edit, the
   unedited one included, at which the others have lost no more; extraction and KL are that state's.
+  Beside it at -1, since all but Gemma's unlearning had been seen: the same where the line from one
+  look to the next passes the price. Edits in large steps have few looks: of one whose first look
+  costs others more, the state in between is not looked at, and without the line it counts as 0.
 * Resurfacing: from the first state in which 30 % of the text or less are left, 50 steps of Adam
   (5e-5) on all weights, on two dev texts ("others"), and on the prefix and the first half of the
   suffix ("half"; then the accuracy of the second half is what counts). Six of the edits.
@@ -67,11 +70,13 @@ import copy
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import torch
+from comparison import read_frame
 from del_data import read_data
 from edits import (
     ERASED,
@@ -106,6 +111,7 @@ TRIED_RATES = (2e-5, 4e-5, WEIGHTS_RATE, 1.6e-4, 3.2e-4)
 N_SEARCHED = 3
 PRICES = (0.3, 1.0, 3.0)
 TESTED = "activation_contrast 2 %"
+ROWS = (TESTED, "iterative_attribution 2 %", "random 2 %", "all rows")  # of README's table
 DEFAULT = "default of erase"
 RESURFACED = (TESTED, "random 2 %", "all rows", "difference on MLPs", "npo on MLPs", DEFAULT)
 TRAINING_RATE, AT_STEPS, N_TRAINING = 5e-5, (1, 5, 20, 50), 2
@@ -114,6 +120,25 @@ RATES = [ROWS_RATE, WEIGHTS_RATE, TRAINING_RATE]
 SLOW = {"gemma-3-270m-q4_k_m": (64, 48, 2)}
 N_INJECTED, INJECTED_SHARE, INJECTION_RATE = 3, 0.03, 0.01
 INJECTED_STEPS, NO_PRICE = 72, 100.0
+UNLEARNED = ("difference on MLPs", "npo on MLPs")
+# of two edits that README compares the first one erases more where others lose a point, in the mean
+LEADS = {
+    "reference-gpt2": [
+        *(
+            (f"{method} {share} %", f"random {share} %")
+            for method in NAMING[:3]
+            for share in (0.2, 2)
+        ),
+        (TESTED, "all rows"),
+        *((rows, weights) for rows in ROWS for weights in UNLEARNED),
+    ],
+    "reference-pythia": [
+        *((f"{method} 0.2 %", "random 0.2 %") for method in NAMING[:3]),
+        *((f"{method} 2 %", "random 2 %") for method in NAMING[1:3]),
+        *((rows, weights) for rows in ROWS for weights in UNLEARNED),
+    ],
+    "SmolLM2-135M-Instruct.Q4_1": [(rows, weights) for rows in ROWS for weights in UNLEARNED],
+}
 INJECTED_NAMING = ("true", "gradient_alignment", "activation_contrast", "activations", "random")
 
 
@@ -312,10 +337,20 @@ def at_price(curve, price):
     return min(allowed, key=lambda state: state["accuracy"])
 
 
+def on_line(curve, price):
+    """The lowest accuracy of the line from look to look where the others have lost no more."""
+    lowest = [at_price(curve, price)["accuracy"]]
+    for first, second in pairwise(curve):
+        if first["neg"] >= -price > second["neg"]:
+            part = (first["neg"] + price) / (first["neg"] - second["neg"])
+            lowest.append(first["accuracy"] + part * (second["accuracy"] - first["accuracy"]))
+    return min(lowest)
+
+
 def frame_of(found):
     """One row per edit and text: the change of accuracy (fraction) at each price; at 1 point also
-    extraction (fraction) and KL (nats per token); where training followed, accuracy after so many
-    steps on half of the text and on other texts.
+    between two looks, extraction (fraction) and KL (nats per token); where training followed,
+    accuracy after so many steps on half of the text and on other texts.
     """
     rows = []
     for (edit, text), measured in found.items():
@@ -324,6 +359,7 @@ def frame_of(found):
         for price in PRICES:
             state = at_price(curve, price)
             row[f"self_{price:g}"] = state["accuracy"] - curve[0]["accuracy"]
+        row["self_1_line"] = on_line(curve, 1.0) - curve[0]["accuracy"]
         state = at_price(curve, 1.0)
         row |= {"extracted_1": state["extracted"], "kl_1": state["kl"]}
         for kind, accuracies in measured["returned"].items():
@@ -557,6 +593,24 @@ def test_edits_erase_more_than_nothing(frame):
     assert (frame.groupby(level="edit")["self_3"].mean() < 0).all()
 
 
+def reversed_leads(frame, model_name):
+    """The pairs of ``LEADS`` whose first edit does not erase more."""
+    means = frame["self_1"].groupby(level=0).mean()
+    return [(a, b) for a, b in LEADS.get(Path(model_name).stem, []) if not means[a] < means[b]]
+
+
+def test_leads_that_readme_claims_are_there(frame, model_name, request):
+    if request.config.getoption("--limit"):
+        pytest.skip("they are of all texts")
+    assert not reversed_leads(frame, model_name)
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("name", LEADS)
+def test_smoke_leads_that_readme_claims_are_committed(name):
+    assert not reversed_leads(read_frame(f"erase-{name}"), name)
+
+
 def test_searched_rates_are_the_committed_ones(searched, model_name, committed):
     committed(searched, f"erase_rates-{Path(model_name).stem}", "--del-data", "--general")
 
@@ -633,6 +687,16 @@ def test_smoke_an_edit_that_its_steps_end_goes_on():
     assert found(gone) == measure(gone) != measure(longer)
     price = LAST_PRICE + 0.5
     assert found(edit) == measure(edit)
+
+
+@pytest.mark.smoke
+def test_smoke_between_two_looks_the_line_is_read():
+    looks = [(1.0, 0.0), (0.8, -0.5), (0.4, -1.5), (0.0, -4.0)]
+    curve = [{"accuracy": accuracy, "neg": neg} for accuracy, neg in looks]
+    assert on_line(curve, 1.0) == pytest.approx(0.6)
+    assert on_line(curve, 3.0) == pytest.approx(0.16)
+    assert on_line(curve, 5.0) == 0.0
+    assert on_line([curve[0], curve[3]], 1.0) == pytest.approx(0.75)
 
 
 @pytest.mark.smoke

@@ -4,12 +4,12 @@ each model.
 Our sentences on both reference models, and the same of one model in a results folder:
 
     pytest benchmarks/test_inj_table.py
-    tl-localize inj
+    tl-localize inj --set zero_out.screen=None
 
 32 sentences, however long they take:
 
     pytest benchmarks/test_inj_table.py --full
-    tl-localize inj --limit 32
+    tl-localize inj --limit 32 --set zero_out.screen=None
 
 The paper's data, and settings that tl-localize tune has found:
 

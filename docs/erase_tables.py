@@ -56,6 +56,7 @@ COMPARED_EDITS = (
         for method in (DEFAULT_ROWS, *ATTRIBUTIONS, "activations", "gradient_alignment")
     ),
 )
+LINE = "self_1_line"  # where the line between two looks passes the price
 N_COMPARED = 17  # edits that are compared with it on each model, also where some are still to come
 SMALLER_STEPS = "erase_smaller_steps"
 COMPARED_ROWS = ("activation_contrast", "random", "all rows")
@@ -90,6 +91,8 @@ def erase_table(model: str) -> str:
     for edit in sorted(edits, key=lambda edit: (edit.startswith(of_all), edit)):
         rows_of = edits[edit]
         prices = [mean_with_interval(rows_of[f"self_{price}"]) for price in ("0.3", "1", "3")]
+        if LINE in rows_of:
+            prices.append(mean_with_interval(rows_of[LINE]))
         also = [mean_with_interval(rows_of["extracted_1"]), mean_with_interval(rows_of["kl_1"], 3)]
         gap = ""
         if edit != TESTED_EDIT:
@@ -98,6 +101,8 @@ def erase_table(model: str) -> str:
             gap = f"{with_t_interval(both['tested'] - both['other'])} (p = {power(p)})"
         rows.append([edit_title(edit), *prices, *also, gap])
     prices = [f"Self at Neg = -{price}" for price in ("0.3", "1", "3")]
+    if LINE in edits[TESTED_EDIT]:
+        prices.append("between looks at -1")
     also = ["extracted at -1 (%)", "KL at -1", f"{edit_title(TESTED_EDIT)} minus it at -1"]
     return markdown([f"edit ({len(tested)} texts)", *prices, *also], rows)
 
@@ -148,10 +153,11 @@ def erase_pairs_table() -> str:
                 continue
             gaps = edits[first] - edits[second].loc[edits[first].index]
             cells = [with_t_interval(gaps[f"self_{price}"]) for price in ("0.3", "1", "3")]
+            cells.append(with_t_interval(gaps[LINE]) if LINE in gaps else "")
             n_texts = f"{title} ({len(gaps)} texts)"
             rows.append([n_texts, f"{edit_title(first)} minus {edit_title(second)}", *cells])
     prices = [f"Self at Neg = -{price}" for price in ("0.3", "1", "3")]
-    return markdown(["model", "edits", *prices], rows)
+    return markdown(["model", "edits", *prices, "between looks at -1"], rows)
 
 
 def erase_methods_table() -> str:

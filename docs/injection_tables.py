@@ -39,6 +39,8 @@ def recall_pair(name: str, method: str, multiple: int = 1) -> str:
     rows = (index.get_level_values("method") == method) & (
         index.get_level_values("multiple") == multiple
     )
+    if "converged" in frame:
+        rows &= frame["converged"].astype(bool)
     found = frame.loc[rows, ["recall", "foreign_recall"]]
     if "group" in index.names:
         found = found.groupby(level="group").mean()
