@@ -211,6 +211,8 @@ def test_from_text_names_what_is_no_text(reader, prefix, suffix, name):
 
 
 def test_text_in_place_of_tokens_and_no_list_of_sequences_are_refused(gpt2_like):
+    with pytest.raises(TypeError, match=r"id must be text, got 0. Pass str\(0\)"):
+        MemorizedSequence([1, 2, 3], 1, id=0)
     with pytest.raises(TypeError, match=r'got UserDict. Of what a tokenizer .*"input_ids"'):
         MemorizedSequence(UserDict(input_ids=[1, 2, 3]), 1)
     with pytest.raises(TypeError, match="tokens must be token ids, got text, 'abc'"):

@@ -25,7 +25,9 @@ from tl_localize.checks import out_of_memory
 
 Loaded = TypeVar("Loaded", bound="Saved")
 
-TENSOR, CLASS = "$tensor", "$class"  # what JSON holds in place of a tensor and of a class
+# what JSON holds in place of a tensor and of a class; in the fields of a class also of a tuple and
+# of a mapping whose keys are no text
+TENSOR, CLASS, TUPLE, PAIRS = "$tensor", "$class", "$tuple", "$pairs"
 TEMPORARY = re.compile(r"\..*[0-9a-f]{16}\.tmp")
 A_DAY = 24 * 60 * 60  # seconds
 
@@ -181,31 +183,61 @@ def to_json(value: Any, tensors: dict[str, Tensor]) -> str:
             tensors[name] = part
             return {TENSOR: name}
         if isinstance(part, Storable):
-            names = [field.name for field in fields(part)] if is_dataclass(part) else vars(part)
-            return {CLASS: type(part).__name__} | {name: getattr(part, name) for name in names}
+            names = (
+                list(vars(part))
+                if not is_dataclass(part)
+                else [field.name for field in fields(part) if field.init]
+            )
+            own = {name: _tagged(getattr(part, name)) for name in names}
+            return {CLASS: type(part).__name__} | own
+        if isinstance(part, np.ndarray):
+            return to_plain(torch.from_numpy(part))
         return _plain(part)
 
     return json.dumps(value, default=to_plain)
 
 
 def from_json(text: str, tensors: dict[str, Tensor]) -> Any:
-    """The value of such JSON, with lists for tuples but in the fields of a class that has them."""
+    """The value of such JSON: with lists for tuples but in the fields of a class, and tensors for
+    arrays.
+    """
 
     def restore(found: dict[str, Any]) -> Any:
         if TENSOR in found:
             return tensors[found[TENSOR]]
+        if TUPLE in found:
+            return tuple(found[TUPLE])
+        if PAIRS in found:
+            return dict(map(tuple, found[PAIRS]))
         kind = found.pop(CLASS, None)
         if kind is None:
             return found
         if kind not in Storable.kinds:
             raise ValueError(f"class {kind} must be imported first")
-        made = Storable.kinds[kind]
-        for field in fields(made) if is_dataclass(made) else ():
-            if str(field.type).startswith("tuple") and isinstance(found.get(field.name), list):
-                found[field.name] = tuple(found[field.name])
-        return made(**found)
+        return Storable.kinds[kind](**found)
 
     return json.loads(text, object_hook=restore)
+
+
+def _tagged(value: Any) -> Any:
+    """The field of a class, with tags for what JSON would turn into something else.
+
+    Raises:
+        ValueError: a dataclass in it could not be read again.
+    """
+    if is_dataclass(value) and not isinstance(value, Storable):
+        raise ValueError(
+            f"fields must be plain values, tensors or classes of this package where they are "
+            f"stored, got {value!r}. Make it such, or give its own fields to the class."
+        )
+    if isinstance(value, tuple):
+        return {TUPLE: [_tagged(part) for part in value]}
+    if isinstance(value, list):
+        return [_tagged(part) for part in value]
+    if isinstance(value, Mapping):
+        pairs = [[key, _tagged(part)] for key, part in value.items()]
+        return dict(pairs) if all(isinstance(key, str) for key in value) else {PAIRS: pairs}
+    return value
 
 
 def prepare_folder(folder: str | Path) -> Path:

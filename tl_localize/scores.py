@@ -128,6 +128,10 @@ class NeuronSet(Saved):
     def __iter__(self) -> Iterator[tuple[int, int]]:
         return ((layer, neuron) for layer, neuron in self.mask.nonzero().tolist())
 
+    def __contains__(self, pair: object) -> bool:
+        both = tuple(pair) if isinstance(pair, list) else pair  # such as JSON has it
+        return both in set(self)
+
     def __eq__(self, other: object) -> bool:
         return (
             isinstance(other, NeuronSet)
@@ -375,6 +379,11 @@ class NeuronScores(Saved):
             pool = pool.reshape(1, -1)
         n = pool.shape[1]
         if count is None:
+            if isinstance(ratio, int) and ratio > 1:
+                raise ValueError(
+                    f"ratio must be a fraction in (0, 1], 0.01 for 1 %, got {ratio}. Pass "
+                    f"count={ratio} for so many."
+                )
             share = check_ratio("ratio", ratio)
             down = per == "model" or rounding == "floor"
             count = rounded_down(share, n) if down else round(n * share)

@@ -53,6 +53,9 @@ class MemorizedSequence:
                 f"tokens must be token ids, got text, {self.tokens!r:.60}. Use "
                 "MemorizedSequence.from_text(model, prefix, suffix)."
             )
+        for name, value in (("id", self.id), ("category", self.category)):
+            if not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise TypeError(f"{name} must be text, got {value!r}. Pass str({value!r}).")
         try:
             tokens = torch.as_tensor(self.tokens)
         except (RuntimeError, ValueError) as error:  # such as a BatchEncoding
@@ -310,8 +313,8 @@ def as_list(sequences: Iterable[MemorizedSequence]) -> list[MemorizedSequence]:
         )
     if not isinstance(sequences, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(
-            f"sequences must be a list of sequences, got {sequences!r}. Make some with "
-            "MemorizedSequence(tokens, n_prefix)."
+            f"sequences must be a list of sequences, got {sequences!r:.60}. Make some with "
+            "MemorizedSequence(tokens, n_prefix); what known gives has them as .sequences."
         )
     sequences = list(sequences)
     if not sequences:

@@ -4,7 +4,8 @@ import gc
 import inspect
 import linecache
 import pickle
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -212,6 +213,22 @@ def test_padding_never_changes_a_score(neox_like, make_sequences, name, length, 
     )
     together = method.map(neox_like, [sequence, long], check=False)
     close(method, next(together), scored(method, neox_like, sequence))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gives(Localizer):
+    name: ClassVar[str] = "gives"
+    what: str = "nothing"
+
+    def attribute(self, neurons, sequence):
+        rows = [torch.zeros(neurons.n_neurons) for _ in range(neurons.n_layers)]
+        return {"nothing": None, "a list": rows, "by layer": dict(enumerate(rows))}[self.what]
+
+
+@pytest.mark.parametrize("what", ["nothing", "a list", "by layer"])
+def test_what_is_no_tensor_is_named(normless, sequence, what):
+    with pytest.raises(TypeError, match=r"attribute must return a tensor .*torch.stack"):
+        Gives(what=what)(normless, sequence)
 
 
 def test_map_progress_rises_to_one(normless, sequences, method):

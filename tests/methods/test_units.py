@@ -4,7 +4,7 @@ classes of models.
 
 import pickle
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,6 +33,7 @@ from tl_localize import (
 )
 from tl_localize.files import Storable, identity_text
 from tl_localize.injection.injected import rows_replaced
+from tl_localize.metrics import memorization_loss
 from tl_localize.model.forward import is_bridge
 from tl_localize.model.neurons import NeuronView
 
@@ -375,6 +376,70 @@ def test_units_with_a_tuple_are_themselves_when_they_are_read(tmp_path):
     units = OfLayers(layers=(1,))
     NeuronScores(torch.zeros(1, 2), units=units).save(tmp_path / "scores.safetensors")
     assert NeuronScores.load(tmp_path / "scores.safetensors").units == units
+
+
+@dataclass(frozen=True)
+class OfMany(Stream):
+    layers: tuple = (0, 1)
+    encoders: dict = field(default_factory=dict)
+    n: int = field(init=False, default=3)
+
+
+def test_units_with_a_mapping_by_number_are_themselves_when_they_are_read(tmp_path):
+    units = OfMany(encoders={0: torch.eye(2), 3: torch.ones(2)})
+    NeuronScores(torch.zeros(1, 2), units=units).save(tmp_path / "scores.safetensors")
+    found = NeuronScores.load(tmp_path / "scores.safetensors").units
+    assert found.layers == (0, 1) and list(found.encoders) == [0, 3]
+    assert torch.equal(found.encoders[0], torch.eye(2))
+    nested = OfMany(layers=(Noted(),))
+    with pytest.raises(ValueError, match="fields must be plain values, tensors or"):
+        NeuronScores(torch.zeros(1, 2), units=nested).save(tmp_path / "others.safetensors")
+
+
+@dataclass(frozen=True)
+class Noted:
+    width: int = 3
+
+
+@dataclass(frozen=True)
+class Entering(Stream):
+    """The entries of the residual stream before a layer, which a layer above does not compute."""
+
+    def point(self, layer):
+        return "hook_embed" if layer == 0 else f"blocks.{layer - 1}.hook_resid_post"
+
+
+def test_zero_out_of_units_below_their_layer_runs_from_the_tokens(gpt2_like, sequence):
+    if not {"blocks.0.hook_resid_post", "hook_embed"} <= set(gpt2_like.hook_dict):
+        pytest.skip("this class has other names for the points")
+    with pytest.warns(UserWarning, match="or its units lie there"):
+        scores = ZeroOut(units=Entering())(gpt2_like, sequence)
+    before = memorization_loss(gpt2_like, [sequence]).item()
+    for layer, entry in ((0, 2), (1, 5)):
+        mask = torch.zeros(2, 24, dtype=torch.bool)
+        mask[layer, entry] = True
+        with NeuronSet(mask, Entering()).dropped_out(gpt2_like):
+            loss = memorization_loss(gpt2_like, [sequence]).item()
+        assert float(scores.values[layer, entry]) == pytest.approx(loss - before, abs=1e-5)
+
+
+@dataclass(frozen=True)
+class Elsewhere(Stream):
+    """Rows that are no weights of the model."""
+
+    decoder: torch.Tensor = field(default_factory=lambda: torch.ones(24, 24))
+
+    def rows(self, model, layer):
+        return self.decoder
+
+
+def test_rows_that_are_not_the_models_are_not_replaced(gpt2_like):
+    neurons = NeuronSet(torch.ones(2, 24, dtype=torch.bool), Elsewhere())
+    with (
+        pytest.raises(ValueError, match="own parameter as rows, got another tensor"),
+        rows_replaced(gpt2_like, neurons, torch.zeros(48, 24)),
+    ):
+        pass
 
 
 @dataclass(frozen=True, slots=True)

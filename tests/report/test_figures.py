@@ -84,6 +84,7 @@ def test_there_are_as_many_axes_as_asked_for(n):
 
 
 def test_own_methods_have_looks_of_their_own():
+    assert len(set(looks("abcdefghijkl").values())) == 12
     found = looks(["mine", "random", "yours", "mine"])
     assert found == looks(["mine", "yours", "random"]) and found["mine"] != found["yours"]
 

@@ -24,7 +24,7 @@ from tl_localize.model.neurons import LanguageModel, NeuronView
 from tl_localize.scores import NeuronScores
 from tl_localize.sequences import MemorizedSequence, share_text
 from tl_localize.stats import html_table
-from tl_localize.units import Units
+from tl_localize.units import NEURONS, Units
 
 LOG = logging.getLogger(__name__)
 Results = TypeVar("Results", bound="Measured")
@@ -175,16 +175,25 @@ def score(
     inputs = [{**about, "sequence": sequence.fingerprint} for sequence in sequences]
 
     def compute(missing: list[int]) -> Iterable[Scored | Exception]:
-        return score_now(method, model, [sequences[i] for i in missing], steps, units)
+        # without their units, which may be large and are known here
+        found = score_now(method, model, [sequences[i] for i in missing], steps, units)
+        return (with_units(result, NEURONS) for result in found)
 
     found: list[Scored | Exception] = []
     for result, sequence in zip(steps.get_many(inputs, compute), sequences, strict=True):
         if isinstance(result, Scored):  # under the id that the sequence has now
-            exact = result.scores.exact and replace(result.scores.exact, units=units)
-            scores = replace(result.scores, sequence_id=sequence.id, units=units, exact=exact)
-            result = replace(result, scores=scores)
+            result = with_units(result, units)
+            result = replace(result, scores=replace(result.scores, sequence_id=sequence.id))
         found.append(result)
     return found
+
+
+def with_units(result: Scored | Exception, units: Units) -> Any:
+    """Scores as those of other units; an error as it is."""
+    if isinstance(result, Exception):
+        return result
+    exact = result.scores.exact and replace(result.scores.exact, units=units)
+    return replace(result, scores=replace(result.scores, units=units, exact=exact))
 
 
 def score_now(

@@ -94,8 +94,8 @@ class Benchmark(ABC, Generic[Results]):
         """Compute what is missing, and give the results.
 
         Args:
-            methods: anything that maps (model, sequence) to NeuronScores; its ``map`` is used where
-                it has one.
+            methods: anything that maps (model, sequence) to NeuronScores; where it has one, its
+                ``map(model, sequences, progress=...)`` is used.
             store: a results folder: what is there is not computed again, a cell that fails is
                 recorded, the others go on, and the next run tries it again. ``Steps()`` keeps the
                 rows of several runs in memory; there an error is raised.

@@ -243,7 +243,7 @@ class Explorer:
         written = act @ self.view.rows(layer)[neuron].reshape(act.shape[1], -1)
         mean = written.mean(0)
         logits, nothing = unembed(self.view.model, torch.stack([mean, torch.zeros_like(mean)]))
-        promoted = (logits - nothing).topk(PROMOTED)
+        promoted = (logits - nothing).topk(min(PROMOTED, len(nothing)))
         return {
             "writes": [round(norm, 3) for norm in written.norm(dim=1).tolist()],
             "promoted": [self.decode([token]) for token in promoted.indices.tolist()],

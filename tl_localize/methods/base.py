@@ -40,8 +40,8 @@ class Localizer(ABC):
     A subclass defines ``attribute`` (one sequence, [layer neuron]) or, if many sequences at once
     are faster, ``attribute_batch`` ([sequence layer neuron]). Larger always means more responsible.
     Either may return NeuronScores, where some scores are estimates. A subclass with settings checks
-    them in ``__post_init__``. ``name`` is the method's name in results, ``title`` its name in
-    tables and figures (the name unless given). ``version`` goes up when the method's numbers
+    them in ``__post_init__``. ``name`` is the method's name in results, tables and
+    figures. ``version`` goes up when the method's numbers
     change; ``batched`` is False where several sequences take as long as one after the other: then
     each is given as soon as it is scored.
 
@@ -122,6 +122,8 @@ class Localizer(ABC):
 
         Raises:
             ValueError: a sequence does not fit the model, or its scores are not finite.
+
+        It works as it is read: inside a block that changes the model take ``list`` of it.
         """
         sequences = check_sequences(model, sequences)
         if check:
@@ -200,6 +202,12 @@ class Localizer(ABC):
         }
         chosen_from = self.chosen_from(neurons)
         for batch, values in work_in_batches(work, range(n), size):
+            if not hasattr(values, "__len__"):
+                raise TypeError(
+                    "attribute_batch must return scores of each sequence, got "
+                    f"{type(values).__name__} from {self!r}. Return a tensor [sequence layer "
+                    "neuron]."
+                )
             if len(values) != len(batch):
                 raise ValueError(
                     f"attribute_batch must return scores of all {len(batch)} sequences, got "
@@ -212,9 +220,20 @@ class Localizer(ABC):
                     first_layer = value.first_layer if chosen_from is None else chosen_from
                     scores = replace(value, **about, first_layer=first_layer)
                 else:
-                    scores = NeuronScores(value, **about, first_layer=chosen_from)
+                    numbers = self._as_tensor(value)
+                    scores = NeuronScores(numbers, **about, first_layer=chosen_from)
                 found.append(check_scores(scores, neurons, self))
             yield found
+
+    def _as_tensor(self, value: Any) -> Tensor:
+        """What a method of one's own gave for a sequence; TypeError where it is no tensor."""
+        try:
+            return torch.as_tensor(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TypeError(
+                f"attribute must return a tensor [layer neuron], got {type(value).__name__} from "
+                f"{self!r}. Stack the layers with torch.stack."
+            ) from error
 
 
 def one_by_one(

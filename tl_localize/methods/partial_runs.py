@@ -63,9 +63,11 @@ class CleanRun:
         checked: list[Tensor] = []  # of each layer: restarts, is additive
         for layer, act in acts.items():
             before, after = streams[layer], streams[layer + 1]
-            with neurons.scaled({layer: halves}):
+            with neurons.scaled({layer: halves}), neurons.recorded() as seen:
                 whole, half = resume(neurons.model, layer, before.expand(2, -1, -1), layer + 1)
             restarts = fits(after[0] - before[0], whole - before[0], whole)
+            if layer not in seen:  # the units lie below the layer
+                restarts = torch.zeros_like(restarts)
             additive = torch.zeros_like(restarts)
             if neurons.units.additive and act.ndim == 2:
                 written = 0.5 * (act.float() @ neurons.rows(layer).float())
@@ -76,7 +78,7 @@ class CleanRun:
             warnings.warn(
                 "Every run starts from the tokens, the slow way, because layer "
                 f"{restarting.index(False)} gets more than the residual stream from the layers "
-                "below it.",
+                "below it, or its units lie there.",
                 stacklevel=2,
             )
             return cls(neurons, tokens, streams, acts, frozenset(), False)

@@ -378,6 +378,14 @@ class NeuronView(ModelView):
                 "units must give the model's own parameter as rows, got a copy from "
                 f"{self.units!r}. Return the parameter."
             )
+        if self.units not in UNITS.values():
+            memory = rows.untyped_storage().data_ptr()
+            parameters = list(self.model.parameters())
+            if all(weight.untyped_storage().data_ptr() != memory for weight in parameters):
+                raise ValueError(
+                    f"units must give the model's own parameter as rows, got another tensor from "
+                    f"{self.units!r}. Use units whose rows are weights of the model."
+                )
         return rows if rows.ndim == 2 else rows.view(-1, rows.shape[-1])
 
     def row_mask(self, mask: Bool[Tensor, "*some neuron"]) -> Bool[Tensor, "*some row"]:

@@ -55,7 +55,11 @@ LOOKS = {
     "random": Look("#999999", "x"),
     "row_norm": Look("#777777", "+"),
 }
-FURTHER = (Look("#332288", "h"), Look("#44AA99", "<"), Look("#999933", ">"))
+FURTHER = tuple(
+    Look(colour, marker)
+    for markers in ("h<>", "^Ds", "pXP", "ov*")
+    for colour, marker in zip(("#332288", "#44AA99", "#999933"), markers, strict=True)
+)
 
 
 def looks(methods: Iterable[str]) -> dict[str, Look]:

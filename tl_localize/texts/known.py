@@ -273,6 +273,8 @@ def known(
     """
     check_between(0, 1, min_accuracy=min_accuracy)
     texts: list[tuple[str, MemorizedSequence]] = []
+    if data is not None and not isinstance(data, Data):
+        raise TypeError(f"data must be Data, got {data!r:.60}. Pass Data(source=...).")
     if data:
         texts += [(OWN, sequence) for sequence in data.sequences(model, third_of_short=True)]
         check_ids([sequence for _, sequence in texts])
