@@ -75,3 +75,11 @@ def test_a_run_whose_confusion_is_lost_has_its_other_figure(del_results):
 def test_a_figure_of_nothing_is_refused(draw, kind):
     with pytest.raises(ValueError, match="results must hold measurements to be drawn, got none"):
         draw(kind(pd.DataFrame()))
+
+
+def test_rows_of_two_models_have_no_mean_together(full):
+    for kind in (InjResults, DelResults):
+        results = full[kind]()
+        frame = pd.concat([results.frame, results.frame.assign(model="another")])
+        with pytest.raises(ValueError, match=r"frame must be of one model .*'another'"):
+            replace(results, frame=frame).table()

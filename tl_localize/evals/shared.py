@@ -328,6 +328,15 @@ class Measured(ABC):
         n_sequences, n_methods = self.frame[["sequence_id", "method"]].nunique()
         return f"{type(self).__name__}({n_sequences} sequences x {n_methods} methods)"
 
+    def _check_one_model(self) -> None:
+        """Raise ValueError where rows of several models would have one mean."""
+        models = self.frame["model"].unique().tolist() if "model" in self.frame else []
+        if len(models) > 1:
+            raise ValueError(
+                f"frame must be of one model where means are taken, got {models}. Make results of "
+                'the rows of each: frame[frame["model"] == name].'
+            )
+
     def _repr_html_(self) -> str:
         return html_table(self.table(), f"{self!r}: {self.caption}, mean \u00b1 standard error")
 

@@ -149,6 +149,7 @@ class DelResults(Measured):
         """Of each method Self and Neg in points, [target (self or neg, ratio)], of the targets that
         have all ratios; their means are its curve.
         """
+        self._check_one_model()
         names = {"delta_self_accuracy": "self", "delta_neg_accuracy": "neg"}
         found: dict[str, pd.DataFrame] = {}
         for method, part in self.frame.rename(columns=names).groupby("method", sort=False):
@@ -164,6 +165,7 @@ class DelResults(Measured):
         Accuracies are in percentage points. Self should fall (distance: rise), the others should
         stay.
         """
+        self._check_one_model()
         metrics = {
             column: (title.replace("characters", self.distances_in), factor, decimals)
             for column, (title, factor, decimals) in METRICS.items()

@@ -51,6 +51,7 @@ class InjResults(Measured):
             across_layers: top share of the whole model (the paper's global table) in place of each
                 layer.
         """
+        self._check_one_model()
         columns = ["recall", "foreign_recall"] if self.distractors else ["recall"]
         if across_layers:
             columns = [f"{column}_across_layers" for column in columns]
@@ -76,6 +77,7 @@ class InjResults(Measured):
         and n, the number of groups (without distractors sentences) whose injections converged; no
         row where none did. Recalls are fractions.
         """
+        self._check_one_model()
         metrics = ["recall", "recall_across_layers"]
         if self.distractors:
             metrics += [f"foreign_{name}" for name in metrics]
@@ -90,6 +92,7 @@ class InjResults(Measured):
 
         Pairs are sentences; with distractors they are groups, whose sentences share a model.
         """
+        self._check_one_model()
         used = self.frame.query("converged")
         keys = ["group", "method", "injection_ratio", "ratio"]
         means = used.groupby(keys, sort=False)["recall"].mean().reset_index()
