@@ -35,7 +35,8 @@ VALUES = (
     *("delta_neg_accuracy", "delta_neg_levenshtein"),
     *("delta_perplexity", "delta_perplexity_base2"),
     *("delta_own_accuracy", "delta_others_accuracy", "delta_general_loss"),
-    *("self_0.3", "self_1", "self_3", "extracted_1", "kl_1", "precision"),  # of edits, at a price
+    # of edits, at a price
+    *("self_0.3", "self_1", "self_3", "self_1_line", "extracted_1", "kl_1", "precision"),
     *(f"{kind}_{step}" for kind in ("half", "others") for step in (0, 1, 5, 20, 50)),  # trained
     # of controls, by ablation
     *(f"{whose}_{kind}" for whose in ("self", "neg") for kind in ("zero", "mean", "resample")),

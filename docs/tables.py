@@ -402,6 +402,7 @@ TABLES["erase-methods-pairs"] = erase_methods_pairs_table
 TABLES["erase-smaller-steps"] = smaller_steps_table
 TABLES["erase-pairs"] = erase_pairs_table
 TABLES["erase-rates"] = partial(rates_table, {**SHIPPED, "SmolLM2": SMOLLM2})
+TABLES["erase-rates-gemma"] = partial(rates_table, {"Gemma": GEMMA})
 TABLES["erase-smollm2"] = partial(erase_table, SMOLLM2)
 TABLES["erase_returned-smollm2"] = partial(return_table, SMOLLM2)
 TABLES["erase-gemma"] = partial(erase_table, GEMMA)
