@@ -143,7 +143,9 @@ def ablated_losses(
         return token_losses(neurons, resid, batch)
     gates = 1 - F.one_hot(ablated, neurons.n_neurons)
     with neurons.scaled({layer: gates}):
-        return token_losses(neurons, clean.again(layer, len(chunk)), batch)
+        resid = clean.again(layer, len(chunk))
+    # not within: a Bridge unembeds by a run that meets hooks on what enters its last layer
+    return token_losses(neurons, resid, batch)
 
 
 @torch.no_grad()
