@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -48,14 +49,19 @@ ray.init(address=cluster.address, log_to_driver=False)
 assert sum(node["Alive"] for node in ray.nodes()) == 2
 disturbed = []
 
+def kill_a_worker():
+    # Whether there was one: between two groups no worker computes.
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # a process that has ended since it was listed
+            if (path / "cmdline").read_bytes().startswith(b"ray::compute_group"):
+                os.kill(int(path.name), signal.SIGKILL)
+                return True
+    return False
+
 def disturb(fraction, what):
-    if fraction >= 0.2 and "worker" not in disturbed:
+    if fraction >= 0.2 and "worker" not in disturbed and kill_a_worker():
         disturbed.append("worker")
-        processes = [path for path in Path("/proc").iterdir() if path.name.isdigit()]
-        names = {int(path.name): (path / "cmdline").read_bytes() for path in processes}
-        workers = [pid for pid, name in names.items() if name.startswith(b"ray::compute_group")]
-        os.kill(workers[0], signal.SIGKILL)
-    if fraction >= 0.5 and "node" not in disturbed:
+    if fraction >= 0.5 and "node" not in disturbed and "worker" in disturbed:
         disturbed.append("node")
         cluster.remove_node(second, allow_graceful=False)
 
