@@ -11,10 +11,12 @@ Another model, by the texts of ``tl-localize known`` or a file; fewer targets:
         --del-data memorized_data-gpt2-xl.jsonl --general pile_random_batch.pt
     pytest benchmarks/test_rival_methods.py --model reference-gpt2 --limit 2
 
-Budget of the search: each method with free settings gets as many of them as Hard Concrete's grid
-(``settings/grid-del.json``) has, or all that there are where those are fewer. Each is run on the 5
-dev texts, which are in no table, at the largest share; the best is the one with the highest Self
-minus Neg, as in ``tl-localize tune``. Ours are not searched. General text is the same for all: 48
+Search: each method with free settings gets as many of them as Hard Concrete's grid
+(``settings/grid-del.json``) has, or all that there are where those are fewer. Where the best ones
+lie at an end of what was tried, the next value beyond is tried, until the best ones lie inside or
+``MOST`` were tried, by the same rule for each method. Each is run on the 5 dev texts, which are in
+no table, at the largest share; the best is the one with the highest Self minus Neg, as in
+``tl-localize tune``. Ours are not searched. General text is the same for all: 48
 texts that the model itself writes. BalancedSubnet and Refined Attribution, whose sets are of one
 size, are run for each share.
 
@@ -38,7 +40,8 @@ SHARES = (0.02, 0.05, 0.1)  # of each layer of the reference models
 OURS = ("iterative_attribution", "refined_attribution", "attribution")
 OF_ONE_SHARE = ("balanced_subnet", "refined_attribution")
 HARD_CONCRETE = json.loads((HERE / "settings" / "grid-del.json").read_text())["hard_concrete"]
-BUDGET = math.prod(map(len, HARD_CONCRETE.values()))  # settings of each method
+BUDGET = math.prod(map(len, HARD_CONCRETE.values()))  # settings of each method, to begin with
+MOST = 3 * BUDGET
 GRIDS = {
     "hard_concrete": HARD_CONCRETE,
     "balanced_subnet": {"learning_rate": [0.01, 0.03, 0.1], "steps": [50, 150]},
@@ -63,6 +66,23 @@ def method_at(name, settings, ratio):
     return replace(method, share=ratio) if name in OF_ONE_SHARE else method
 
 
+def beyond(tried, best):
+    """The next settings outside of those that were tried, at each end where the best ones lie; as
+    far from the end as the value before it, in logarithms.
+    """
+    found = []
+    for axis, value in best.items():
+        if not isinstance(value, int | float):
+            continue
+        values = sorted({settings[axis] for settings in tried})
+        if len(values) == 1 or value not in (values[0], values[-1]):
+            continue
+        before = values[1] if value == values[0] else values[-2]
+        further = float(f"{value * value / before:.2g}")
+        found.append(best | {axis: max(1, round(further)) if isinstance(value, int) else further})
+    return [settings for settings in found if settings not in tried]
+
+
 def search_settings(dev, grids, store=None):
     """The best settings of each method on dev texts, and what each trial scored."""
     from tl_localize.evals.tuning import expand, rank
@@ -71,19 +91,23 @@ def search_settings(dev, grids, store=None):
     best = {}
     trials = []
     for name, grid in grids.items():
-        tried = expand(name, grid)
-        assert len(tried) <= BUDGET
-        settings = [{axis: getattr(method, axis) for axis in grid} for method in tried]
-        best[name] = settings[0]
-        if len(tried) == 1:
+        new = [{axis: getattr(method, axis) for axis in grid} for method in expand(name, grid)]
+        assert len(new) <= BUDGET
+        best[name] = new[0]
+        if len(new) == 1:
             continue
-        methods = [method_at(name, some, ratio) for some in settings]
-        ranking = rank(dev.run(methods, store), ratio)
-        ranking = ranking[ranking["method"] == name]  # a folder has those of all methods
-        shown = [json.dumps({axis: found[axis] for axis in grid}) for found in ranking["settings"]]
-        for text, score in zip(shown, ranking["score"].round(1), strict=True):
+        tried = []
+        while new and len(tried) + len(new) <= MOST:
+            tried += new
+            methods = [method_at(name, settings, ratio) for settings in tried]
+            ranking = rank(dev.run(methods, store), ratio)
+            ranking = ranking[ranking["method"] == name]  # a folder has those of all methods
+            shown = [{axis: found[axis] for axis in grid} for found in ranking["settings"]]
+            best[name] = shown[0]
+            new = beyond(tried, best[name])
+        for settings, score in zip(shown, ranking["score"].round(1), strict=True):
+            text = json.dumps(settings)
             trials.append({"method": name, "settings": text, "Self - Neg (points)": score})
-        best[name] = next(some for some in settings if json.dumps(some) == shown[0])
     return best, pd.DataFrame(trials).set_index("method")
 
 
@@ -167,6 +191,13 @@ def test_changes_are_the_committed_ones(results, model_name, committed):
 
 
 @pytest.mark.smoke
+def test_smoke_settings_beyond_both_ends():
+    tried = [{"rate": rate, "steps": 50, "kind": "abs"} for rate in (0.01, 0.03, 0.1)]
+    beyond_best = [[found["rate"] for found in beyond(tried, best)] for best in tried]
+    assert beyond_best == [[0.0033], [], [0.33]]
+
+
+@pytest.mark.smoke
 def test_smoke_search_and_curves_of_a_few_short_texts(model, publish, model_name):
     from tl_localize import reference_sequences
     from tl_localize.evals.deletion.benchmark import DelBenchmark
@@ -184,7 +215,10 @@ def test_smoke_search_and_curves_of_a_few_short_texts(model, publish, model_name
     benchmark = DelBenchmark(model, short, held_out_tokens()[:2], ratios=(0.05, 0.1), n_dev=2)
     dev = replace(benchmark, sequences=short[:2], ratios=(0.1,), n_dev=0)
     best, trials = search_settings(dev, grids | {"contrastive_gradient": {}})
-    assert len(trials) == 2 and best["balanced_subnet"]["steps"] in (2, 3)
+    steps = [json.loads(settings)["steps"] for settings in trials["settings"]]
+    assert len(steps) > 2 and {2, 3} < set(steps)
+    inside = min(steps) < best["balanced_subnet"]["steps"] < max(steps)
+    assert inside or min(steps) == 1 or len(steps) == MOST
     measured = measure_curves(benchmark, best, ["attribution"], Steps())
     points = measured.points()
     assert set(points) == {*GRIDS, "attribution", "random"}
