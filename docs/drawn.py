@@ -35,8 +35,8 @@ from injection_tables import SMOLLM2_GROUPS  # noqa: E402
 SHIPPED = ("gpt2", "pythia")
 TUNED = {"hard_concrete_tuned": "Hard Concrete, tuned", "slimming_tuned": "Slimming, tuned"}
 TUNED_LOOKS = {
-    "Hard Concrete, tuned": LOOKS["hard_concrete"]._replace(marker="h"),
-    "Slimming, tuned": LOOKS["slimming"]._replace(marker="D"),
+    "Hard Concrete, tuned": LOOKS["hard_concrete"]._replace(marker="*"),
+    "Slimming, tuned": LOOKS["slimming"]._replace(marker="*"),
 }
 # Of pretrained models: Integrated Gradients has four texts alone, the one-pass form is on a model's
 # own page, and rivals are in its tables.
