@@ -252,6 +252,7 @@ def test_top_k_rejects_layers_below_the_first():
         ([(0, True)], (2, 4), r"indices must be pairs .*, got \(0, True\)"),
         ([], (2,), r"shape must be the layers and the neurons of each, got \(2,\)"),
         ([], (0, 4), "shape must be"),
+        ([], 6, "shape must be the layers and the neurons of each, got 6"),
     ],
 )
 def test_from_indices_names_what_does_not_fit(indices, shape, message):

@@ -1,5 +1,9 @@
 """Losses, which can be differentiated, and measures of a model in its present state, hooks and
 injections included.
+
+Texts of several lengths are padded on the right. A hook that counts positions from the end, or
+moves something to earlier ones (the mean over positions), would read the padding: where the model
+has such a hook, measure the texts one at a time.
 """
 
 import warnings
@@ -13,7 +17,7 @@ from rapidfuzz.distance import Levenshtein
 from torch import Tensor
 
 from tl_localize.checks import Real, check_between
-from tl_localize.model.forward import residual, unembed
+from tl_localize.model.forward import hooked_above, residual, unembed
 from tl_localize.model.memory import part_at, rows_that_fit, work_in_batches
 from tl_localize.model.neurons import LanguageModel, ModelView
 from tl_localize.sequences import (
@@ -278,8 +282,13 @@ def check_text(model: LanguageModel, tokens: Any, name: str) -> None:
 
 
 def target_logits(model: LanguageModel, batch: SequenceBatch) -> Float[Tensor, "target vocab"]:
-    """Logits at the positions that predict a suffix token; nothing else is unembedded."""
-    return unembed(model, residual(model, batch.tokens)[batch.rows, batch.positions])
+    """Logits at the positions that predict a suffix token; nothing else is unembedded, but where
+    hooks act there, which may mean positions.
+    """
+    stream = residual(model, batch.tokens)
+    if hooked_above(model):
+        return unembed(model, stream)[batch.rows, batch.positions]
+    return unembed(model, stream[batch.rows, batch.positions])
 
 
 def loss_scale(model: LanguageModel) -> float:

@@ -100,15 +100,16 @@ class NeuronSet(Saved):
         >>> NeuronSet.from_indices([(1, 2), (0, 0)], shape=(2, 3)).mask.tolist()
         [[True, False, False], [False, False, True]]
         """
-        if len(shape) != 2 or not all(map(_is_whole, shape)) or min(shape) < 1:
+        sizes = tuple(shape) if isinstance(shape, Iterable) else ()  # pyright: ignore[reportUnnecessaryIsInstance]
+        if len(sizes) != 2 or not all(map(_is_whole, sizes)) or min(sizes) < 1:
             raise ValueError(
-                f"shape must be the layers and the neurons of each, got {tuple(shape)}. Write for "
-                "example (6, 1536), or scores.values.shape."
+                f"shape must be the layers and the neurons of each, got {sizes or shape}. Write "
+                "for example (6, 1536), or scores.values.shape."
             )
         if isinstance(units, str):
             check_choice("units", units, UNITS)
             units = UNITS[units]
-        n_layers, n_neurons = map(int, shape)
+        n_layers, n_neurons = map(int, sizes)
         mask = torch.zeros(n_layers, n_neurons, dtype=torch.bool)
         pairs = _plain(indices)
         for pair in list[Any](pairs if isinstance(pairs, Iterable) else [pairs]):

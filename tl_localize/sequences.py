@@ -159,7 +159,8 @@ def tokenizer_of(model: LanguageModel) -> Any:
     if tokenizer is None:
         raise ValueError(
             "model must have a tokenizer to read and show text, got none. Put its files into the "
-            "model's directory, or give rows of token ids; where text is shown, give decode."
+            "model's directory, or give rows of token ids, and of decode, others and general text "
+            "what the call takes."
         )
     return tokenizer
 

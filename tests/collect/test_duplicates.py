@@ -67,6 +67,13 @@ def test_perplexity_split_shares_no_run_with_the_collected():
     assert len(short) == 49 and rows[7, 3:8].tolist() not in short.tolist()
 
 
+def test_perplexity_split_refuses_what_is_no_token_or_no_seed():
+    with pytest.raises(TypeError, match=r"rows must be token ids, .* got float64"):
+        perplexity_split([[1.5, 2.5, 3.0]], [], length=3)
+    with pytest.raises(ValueError, match="seed must be"):
+        perplexity_split([[1, 2, 3]], [], length=3, seed=-1)
+
+
 def test_perplexity_split_holds_no_collected_text_that_is_shorter_than_a_run():
     rows = np.arange(90).reshape(3, 30)
     pair = [MemorizedSequence(torch.tensor(rows[0, 4:12]), 3)]

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from architectures import KINDS, tiny_bridge
+from architectures import KINDS, config_of, random_model, tiny_bridge
 from safetensors import SafetensorError
 from torch.nn.functional import cross_entropy
 
@@ -33,6 +33,7 @@ from tl_localize.erasure.erase import Goal, State, Trial, mean_scores, nearest_t
 from tl_localize.erasure.measures import kl_of_edit
 from tl_localize.methods import Attribution, ZeroOut, contrast
 from tl_localize.model.environment import fingerprint
+from tl_localize.model.forward import as_bridge
 from tl_localize.model.loading import is_as_loaded
 from tl_localize.model.neurons import NeuronView
 from tl_localize.texts.known import MIN_ACCURACY, first_example, origin_of
@@ -384,6 +385,21 @@ def test_a_matrix_of_q_k_and_v_counts_once(kind):
     assert precision_of(before, after, truth) == pytest.approx(inside / (inside + outside))
 
 
+@pytest.mark.parametrize("name", ["Phi-3", "GLM"])
+def test_a_matrix_of_gate_and_input_counts_once(name):
+    """A TransformerBridge has them beside it."""
+    before, after = (random_model(config_of(name), 1, 0.15) for _ in range(2))
+    with torch.no_grad():
+        for weight in after.parameters():
+            weight += 1
+    total = sum(weight.numel() for weight in after.parameters())
+    view = NeuronView(as_bridge(after, name))
+    rows = sum(view.flat_rows(layer).numel() for layer in range(view.n_layers))
+    truth = NeuronSet(torch.ones(view.size, dtype=torch.bool))
+    found = precision_of(as_bridge(before, name), view.model, truth)
+    assert found == pytest.approx(rows / total, rel=1e-3)
+
+
 # ---- the folder
 
 
@@ -507,6 +523,21 @@ def test_a_source_of_other_weights_is_refused(brief, tmp_path):
         brief.save(tmp_path / "edited", source="reference-gpt2")
     with pytest.raises(ValueError, match="source must be given"):
         replace(brief, source=None).save(tmp_path / "edited")
+
+
+def test_an_edit_is_saved_from_another_folder_than_it_was_made_in(
+    trained_dir, texts, how, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(trained_dir.parent)
+    erasure = erase(load_model(trained_dir.name, "cpu"), texts[0], max_steps=2, check=False, **how)
+    monkeypatch.chdir(tmp_path)
+    erasure.save("edited")
+    assert (tmp_path / "edited" / "erased.md").is_file()
+
+
+def test_others_that_are_no_texts_are_named(model, texts, how):
+    with pytest.raises(TypeError, match="sequence must be a MemorizedSequence, got int"):
+        erase(model, texts[0], **how | {"others": 5})
 
 
 def test_a_model_that_was_changed_since_it_was_loaded_is_not_saved_as_its_source(

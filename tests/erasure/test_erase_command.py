@@ -204,3 +204,13 @@ def test_of_a_short_other_text_the_first_third_is_the_prefix(erase, tmp_path, te
     others.write_text("".join(json.dumps({"tokens": t.tokens.tolist()}) + "\n" for t in texts[2:]))
     result = erase(f"--data {tmp_path / 'texts.jsonl'} --others {others} {KEPT}")
     assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize(("more", "first"), [("", 1), ("slimming.first_layer=0", 0)])
+def test_masks_of_erase_leave_out_layer_0_unless_asked(erase, tmp_path, more, first):
+    out = tmp_path / "edited"
+    asked = "--method slimming --set slimming.steps=1" + (f" --set {more}" if more else "")
+    result = erase(f"{erase.data} {KEPT} {asked} --out", out)
+    assert result.exit_code == 0, result.output
+    rows = json.loads((out / "erased.json").read_text())["rows"]
+    assert min(layer for layer, _ in rows) == first

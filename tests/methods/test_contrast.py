@@ -163,6 +163,18 @@ def test_general_text_of_activation_contrast_is_written_after_one_token(gpt2_lik
     assert {text.n_prefix for text in texts} == {1}
 
 
+def test_ones_own_general_text_is_read_whatever_ran_before(gpt2_like, sequence, sequences):
+    @dataclass(frozen=True, kw_only=True)
+    class Own(ActivationContrast):
+        def general_text(self, neurons):
+            return sequences[1:]
+
+    wanted = Own()(gpt2_like, sequence).values
+    ActivationContrast()(gpt2_like, sequence)
+    assert torch.equal(Own()(gpt2_like, sequence).values, wanted)
+    assert not torch.equal(ActivationContrast()(gpt2_like, sequence).values, wanted)
+
+
 def test_texts_are_written_in_batches_where_memory_is_short(gpt2_like, monkeypatch):
     view = NeuronView(gpt2_like)
     wanted = contrast.write_texts(view, 0)

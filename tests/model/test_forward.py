@@ -201,7 +201,7 @@ def test_keys_that_are_no_longer_grouped_have_no_cache(tmp_path):
     model = load_model(tmp_path, "cpu")
     if is_bridge(model):
         pytest.skip("a Bridge gives its cache what transformers gives it")
-    assert model.cfg.n_key_value_heads < model.cfg.n_heads
+    assert model.cfg.n_key_value_heads == model.cfg.n_heads // 2
     wanted = generate(model, TOKENS[:, :5], 6)
     model.set_ungroup_grouped_query_attention(True)
     with pytest.warns(UserWarning, match="without a cache .* fail, or give other logits"):
@@ -528,6 +528,13 @@ def test_model_that_drops_at_random_is_refused(kind, sequence):
             call()
 
 
+def test_rounding_by_autocast_is_refused(gpt2_like, sequence):
+    refused = pytest.raises(ValueError, match=r"torch\.autocast must be off, got it for 'cpu'")
+    with torch.autocast("cpu", torch.bfloat16), refused:
+        accuracy(gpt2_like, [sequence])
+    accuracy(gpt2_like, [sequence])
+
+
 def test_a_model_that_was_made_in_inference_mode_is_refused(make_model, sequence):
     with torch.inference_mode():
         made = make_model(5)
@@ -545,3 +552,36 @@ def test_another_default_device_is_refused(gpt2_like, sequence):
     refused = pytest.raises(ValueError, match="default device of torch must be the CPU, got meta")
     with torch.device("meta"), refused:
         accuracy(gpt2_like, [sequence])
+
+
+@pytest.mark.filterwarnings("ignore")  # TransformerLens warns of what a hook on a norm does
+def test_hooks_above_the_last_block_see_the_positions_of_each_text(either, sequences):
+    """Also where only the vectors that predict a suffix are needed."""
+
+    def lose_end(act, hook):
+        act[:, 6:] = 0
+        return act
+
+    def plain(sequence):
+        logits = either(sequence.tokens[None])[0, sequence.n_prefix - 1 : -1]
+        return torch.nn.functional.cross_entropy(logits, sequence.suffix)
+
+    names = [name for name in either.hook_dict if name.startswith(("ln_final", "unembed"))]
+    points = [name for name in names if name.endswith(("normalized", "hook_in"))]
+    assert points
+    for name in points:
+        with either.hooks(fwd_hooks=[(name, lose_end)]), torch.no_grad():
+            wanted = torch.stack([plain(sequence) for sequence in sequences])
+            assert (memorization_loss(either, sequences) - wanted).abs().max() < 1e-4, name
+
+
+def test_hooks_on_the_embedding_of_a_bridge_never_see_the_tokens_of_no_effect(bridge, sequences):
+    def lose_a_token(act, hook):
+        act[:, 3] = 0  # a pass of one token has no fourth one
+        return act
+
+    with bridge.hooks(fwd_hooks=[("embed.hook_out", lose_a_token)]), torch.no_grad():
+        whole = bridge(sequences[0].tokens[None])[0, sequences[0].n_prefix - 1 : -1]
+        wanted = torch.nn.functional.cross_entropy(whole, sequences[0].suffix)
+        assert (memorization_loss(bridge, sequences[:1]) - wanted).abs().max() < 1e-4
+    assert len(bridge.embed.hook_out._forward_hooks) == 0

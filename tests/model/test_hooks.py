@@ -407,7 +407,7 @@ def test_an_interrupt_while_hooks_of_the_user_come_back_waits(gpt2_like):
             return trace
 
         earlier = sys.gettrace()
-        block = unhooked(gpt2_like)
+        block = unhooked(gpt2_like.hook_dict.values())
         block.__enter__()
         sys.settrace(trace)
         block.gen.gi_frame.f_trace = trace

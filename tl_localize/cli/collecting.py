@@ -23,7 +23,7 @@ from tl_localize.model.loading import is_reference
 from tl_localize.model.neurons import LanguageModel
 from tl_localize.report.terminal import show
 from tl_localize.stats import quantity
-from tl_localize.texts.readers import Data
+from tl_localize.texts.readers import COLLECTED, Data
 from tl_localize.texts.reference import GENERAL_LENGTH, held_out_tokens
 
 
@@ -60,10 +60,11 @@ def run_collect(options: CollectOptions) -> None:
     )
     show(collection.report.table())
     general = general_text(search, collection, options.seed) if data else held_out_tokens()
-    (folder / GENERAL).unlink(missing_ok=True)  # of an earlier collection
-    collection.save(folder)
-    if general is not None:
+    (folder / COLLECTED).unlink(missing_ok=True)  # of an earlier collection
+    (folder / GENERAL).unlink(missing_ok=True)
+    if general is not None:  # first: without it others would be read with the collected texts
         save_tensors(folder / GENERAL, {"tokens": general.int()})
+    collection.save(folder)
     n_found = quantity(len(collection.sequences), "memorized sequence")
     print(f"{n_found} ({collection.n_dev} of them dev): {folder}")
     say_next(command("del", "--model", name, "--data", folder))

@@ -14,7 +14,13 @@ from tl_localize.cli.pages import about_command, write_page
 from tl_localize.erasure import Erasure, erase
 from tl_localize.erasure.directory import check_new_folder
 from tl_localize.erasure.erase import DEFAULT_METHODS, check_training
-from tl_localize.evals.settings import collected_text, make_methods
+from tl_localize.evals.settings import (
+    FIRST_LAYER,
+    collected_text,
+    first_layer_settings,
+    make_methods,
+    sparing_layers,
+)
 from tl_localize.evals.shared import reporter
 from tl_localize.execution import Steps
 from tl_localize.execution.run import show_progress
@@ -40,6 +46,8 @@ def erase_texts(options: EraseOptions) -> None:
     method = read_method(options)
     check_options(options)
     model = options.model.load()
+    if method is not None:
+        (method,) = sparing_layers([method], model)
     texts = read_texts(options, model)
     others = None
     if options.others:
@@ -109,7 +117,8 @@ def read_method(options: EraseOptions) -> Localizer | None:
     """The method that is asked for, or set; None for the default one as it is."""
     if not (options.method or options.set):
         return None
-    methods = make_methods(options.method or DEFAULT_METHODS[options.edit].name, options.set)
+    name = options.method or DEFAULT_METHODS[options.edit].name
+    methods = make_methods(name, options.set, first_layer_settings(FIRST_LAYER))
     if len(methods) != 1:
         raise ValueError(
             f"method must be one, got {options.method!r}. Give the command once for each."

@@ -12,7 +12,7 @@ from scipy import sparse
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
-from tl_localize.checks import Real, check_count
+from tl_localize.checks import Real, check_count, check_seed
 from tl_localize.sequences import OVERLAP, MemorizedSequence, ngrams
 
 BLOCK = 256  # sequences that are compared with all before them at a time
@@ -81,6 +81,7 @@ def perplexity_split(
     torch.Size([1, 16])
     """
     check_count(n_sequences=n_sequences, length=length)
+    check_seed(seed)
     taken: dict[int, set[bytes]] = {}  # by the length of the run
     for sequence in collected:
         tokens = sequence.tokens[bool(sequence.bos) :].numpy()
@@ -90,7 +91,13 @@ def perplexity_split(
     kept: list[Int[np.ndarray, " pos"]] = []
     seen = 0
     for given in rows:
-        row = np.asarray(given[:length], dtype=np.int64)
+        row = np.asarray(given[:length])
+        if len(row) and row.dtype.kind not in "iu":
+            raise TypeError(
+                f"rows must be token ids, which are whole numbers, got {row.dtype}. Give texts as "
+                "the tokenizer reads them."
+            )
+        row = row.astype(np.int64)
         if len(row) < length or any(not t.isdisjoint(ngrams(row, n)) for n, t in taken.items()):
             continue
         seen += 1

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import and_, or_
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -38,7 +39,7 @@ from tl_localize.methods.base import Method, check_scores, label_methods
 from tl_localize.methods.contrast import N_DRAWN, written_texts
 from tl_localize.metrics import accuracy, batch_loss, check_recited, check_text, mean_unlikelihood
 from tl_localize.model.environment import about_model, environment
-from tl_localize.model.loading import is_as_loaded, source_of_model
+from tl_localize.model.loading import is_as_loaded, is_reference, source_of_model
 from tl_localize.model.memory import TextReport, as_text_report, rows_that_fit, work_in_batches
 from tl_localize.model.neurons import LanguageModel, NeuronView, model_name
 from tl_localize.scores import NeuronScores, NeuronSet, least_share
@@ -173,7 +174,8 @@ def erase(
             (model, sequence) to scores; those that are ablated by the mean of its scores over the
             texts. By default Activation Contrast to train them, Iterative Attribution to ablate
             them.
-        share: of the rows of each layer that are trained for each text; layer 0 is left out.
+        share: of the rows of each layer that are trained for each text; layer 0 is left out, unless
+            the method trains masks from there on (its ``first_layer``).
         others: texts that the model is to go on reciting, two at least. Every second one watches
             the price, the rest is measured at the end. By default 40 of those that everybody knows
             (``tl-localize known``) and that the model recites. One that shares a run of 13 tokens
@@ -280,7 +282,7 @@ def choose_others(
 ) -> list[MemorizedSequence]:
     """Texts that are to stay, in random order; none shares text with those that are erased."""
     given = known(model).sequences if others is None else others
-    given = [given] if isinstance(given, MemorizedSequence) else list(given)
+    given = list(given) if isinstance(given, Iterable) else [given]
     left = other_texts(model, given, texts)
     if others is not None and check and left:
         # rounded, so that 7 right tokens of 10 are 0.7
@@ -530,12 +532,8 @@ def measured_erasure(
         after = {"after": measure_texts(model, texts)}
         measured["after"] = measure()
     measured["after"]["kl"] = kl_of_edit(model, lambda: edit.applied(model), general)
-    return Erasure(
-        edit,
-        watched,
-        settings,
-        measured,
-        before | after,
-        made_with,
-        source_of_model(model) if is_as_loaded(model) else None,
-    )
+    source = source_of_model(model) if is_as_loaded(model) else None
+    if source and not is_reference(source) and Path(source).exists():
+        source = str(Path(source).absolute())  # until it is saved the process may change its folder
+    texts_measured = before | after
+    return Erasure(edit, watched, settings, measured, texts_measured, made_with, source)

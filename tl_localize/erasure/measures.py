@@ -183,7 +183,12 @@ def precision_of(before: LanguageModel, after: LanguageModel, truth: NeuronSet) 
         return weights_after[name].cpu().double() - weights_before[name].cpu().double()
 
     def is_twin(name: str) -> bool:
-        """Whether a matrix holds Q, K and V, which a TransformerBridge has beside it."""
+        """Whether a weight holds others, which a TransformerBridge has beside it: Q, K and V, or
+        the gate and what it gates.
+        """
+        mlp, gated, _ = name.partition("_original_component.gate_up_proj.")
+        if gated:
+            return any(other.startswith(f"{mlp}gate.") for other in weights_after)
         return ".qkv." in name and name.replace(".qkv.", ".q.") in weights_after
 
     names = [name for name in weights_before if not is_twin(name)]

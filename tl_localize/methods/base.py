@@ -111,8 +111,10 @@ class Localizer(ABC):
         *,
         check: bool = True,
     ) -> Iterator[NeuronScores]:
-        """Score every neuron for each sequence, in order: the same numbers as one call each, in
-        batches where that is faster.
+        """Score every neuron for each sequence, in order: the same numbers as one call each, to
+        the tolerance of the dtype, in batches where that is faster. The sequences of a batch are
+        padded on the right: a hook of yours that counts positions from the end, or moves something
+        to earlier ones, needs ``batch_size=1``.
 
         Args:
             batch_size: sequences in one batch; by default as many as ``batch_tokens`` allow.

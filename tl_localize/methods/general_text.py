@@ -109,7 +109,8 @@ class WithGeneralText(Localizer):
 
         # raises where one has no other text, before anything is measured
         others = [self.other_texts(sequence) for sequence in sequences] if self.texts else []
-        given = (measure, self.texts, self.seed, self.n_drawn)
+        # the class: one's own may have another text
+        given = (type(self), measure, self.texts, self.seed, self.n_drawn)
         if "<" in getattr(measure, "__qualname__", "<"):  # made in a call, so it may hold settings
             found = measure_texts(neurons, given)
         else:

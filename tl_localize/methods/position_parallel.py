@@ -16,7 +16,7 @@ The user's hooks act as in separate runs: the hooks here that overwrite run befo
 that read keys, values and pattern run after them. Not supported is a hook that depends on a
 position's distance from the end, or that moves something from one position to another (the mean
 over positions): here it meets all changed positions together. Hooks that act on every position
-alike, or on absolute positions, are exact.
+alike, or on absolute positions below the last block's end, are exact.
 """
 
 from collections.abc import Iterable, Iterator

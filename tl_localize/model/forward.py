@@ -12,7 +12,7 @@ a word where another one does something else. So what is used of a model proves 
 
 import inspect
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from importlib.metadata import version
@@ -148,16 +148,37 @@ def resume(model: Any, layer: int, resid: Stream, stop: int | None = None) -> St
 
 def unembed(model: Any, resid: Float[Tensor, "*shape d_model"]) -> Float[Tensor, "*shape vocab"]:
     """Logits (float32, or float64 where the model is) of residual vectors: the model from above its
-    last block on.
+    last block on. Hooks there see sequences [batch pos d_model] as they are, and other vectors in
+    any shape.
     """
-    vectors = resid.reshape(-1, resid.shape[-1])
     last = len(model.blocks)
-    if is_bridge(model):
-        logits = _run_from(model, last, vectors[:, None])  # each as a sequence of its own
+    bridge = is_bridge(model)
+    if resid.ndim == 3 and hooked_above(model):
+        stream = resid
     else:
-        logits = model(vectors[None], start_at_layer=last, padding_side="right")
+        vectors = resid.reshape(-1, resid.shape[-1])
+        stream = vectors[:, None] if bridge else vectors[None]
+    if bridge:
+        logits = _run_from(model, last, stream)
+    else:
+        logits = model(stream, start_at_layer=last, padding_side="right")
     dtype = torch.promote_types(logits.dtype, torch.float32)
     return logits.to(dtype).reshape(*resid.shape[:-1], -1)
+
+
+def hooked_above(model: Any) -> bool:
+    """Whether hooks act above the last block, where no vector needs the others of its text."""
+    above = (getattr(model, name, None) for name in ("ln_final", "unembed"))
+    return any(
+        point._forward_hooks for part in above if part is not None for point in hook_points(part)
+    )
+
+
+def hook_points(module: Any) -> Iterator[Any]:
+    """The hook points in a part of a model."""
+    from transformer_lens.hook_points import HookPoint
+
+    return (point for point in module.modules() if isinstance(point, HookPoint))
 
 
 NOT_CAUSAL = (
@@ -206,10 +227,9 @@ def graph_dropped(model: Any) -> Iterator[None]:
 
 
 @contextmanager
-def unhooked(model: Any) -> Iterator[None]:
+def unhooked(points: Iterable[Any]) -> Iterator[None]:
     """Hooks that are on hook points now don't run; those that are added inside the block do."""
-    points = dict.fromkeys(model.hook_dict.values())
-    before = [(point, dict(point._forward_hooks)) for point in points]
+    before = [(point, dict(point._forward_hooks)) for point in dict.fromkeys(points)]
     try:
         for point, _ in before:
             point._forward_hooks.clear()
@@ -487,7 +507,14 @@ def _run(
     if model.blocks[-1] not in _FORMS:
         hooks = [(block, _look_at_form) for block in model.blocks]
         looking = registered(hooks, "register_forward_hook", prepend=True)
-    with _cut(model, start, resid, stop), looking:
+    # hooks on what is embedded would meet the tokens of no effect
+    embedding = [
+        part
+        for name, part in model.named_children()
+        if start and "embed" in name and name != "unembed"
+    ]
+    below = chain.from_iterable(map(hook_points, embedding))
+    with unhooked(below), _cut(model, start, resid, stop), looking:
         try:
             return model(tokens, use_cache=False)
         except _Reached as reached:

@@ -173,7 +173,8 @@ class ModelView:
     Raises:
         TypeError: it is not a TransformerLens model.
         ValueError: it is in training mode with dropout, was made in ``torch.inference_mode``, is
-            spread over several devices, or does not run in parts as it does as a whole.
+            spread over several devices, or does not run in parts as it does as a whole; or torch
+            rounds (``torch.autocast``).
 
     >>> view = ModelView(model)
     >>> view.n_layers, view.device.type
@@ -211,6 +212,11 @@ class ModelView:
             raise ValueError(
                 f"model must be on one device, got {model_name(model)!r} on {', '.join(devices)}. "
                 "Move it with model.to(device)."
+            )
+        if torch.is_autocast_enabled(self.parameters[0].device.type):
+            raise ValueError(
+                f"torch.autocast must be off, got it for {devices[0]!r}, where it rounds what is "
+                "computed. Load the model in the dtype that it should have, with dtype=."
             )
         self._prove_once(None, self._check_parts)
 
@@ -291,7 +297,7 @@ class ModelView:
             return
         cfg = self.model.cfg
         tokens = torch.arange(min(4, cfg.n_ctx), device=self.device)[None] % cfg.d_vocab
-        with unhooked(self.model), graph_dropped(self.model):
+        with unhooked(self.points.values()), graph_dropped(self.model):
             check(tokens)
         proven.append(state)
 

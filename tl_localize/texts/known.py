@@ -273,7 +273,7 @@ def known(
     """
     check_between(0, 1, min_accuracy=min_accuracy)
     texts: list[tuple[str, MemorizedSequence]] = []
-    if data is not None and not isinstance(data, Data):
+    if data is not None and not isinstance(data, Data):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"data must be Data, got {data!r:.60}. Pass Data(source=...).")
     if data:
         texts += [(OWN, sequence) for sequence in data.sequences(model, third_of_short=True)]
