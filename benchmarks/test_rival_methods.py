@@ -102,11 +102,12 @@ def search_settings(dev, grids, store=None):
             methods = [method_at(name, settings, ratio) for settings in tried]
             ranking = rank(dev.run(methods, store), ratio)
             ranking = ranking[ranking["method"] == name]  # a folder has those of all methods
-            shown = [{axis: found[axis] for axis in grid} for found in ranking["settings"]]
-            best[name] = shown[0]
+            shown = [
+                json.dumps({axis: found[axis] for axis in grid}) for found in ranking["settings"]
+            ]
+            best[name] = next(some for some in tried if json.dumps(some) == shown[0])
             new = beyond(tried, best[name])
-        for settings, score in zip(shown, ranking["score"].round(1), strict=True):
-            text = json.dumps(settings)
+        for text, score in zip(shown, ranking["score"].round(1), strict=True):
             trials.append({"method": name, "settings": text, "Self - Neg (points)": score})
     return best, pd.DataFrame(trials).set_index("method")
 
