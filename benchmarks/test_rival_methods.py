@@ -100,15 +100,19 @@ def search_settings(dev, grids, store=None):
         while new and len(tried) + len(new) <= MOST:
             tried += new
             methods = [method_at(name, settings, ratio) for settings in tried]
-            ranking = rank(dev.run(methods, store), ratio)
-            ranking = ranking[ranking["method"] == name]  # a folder has those of all methods
-            shown = [
-                json.dumps({axis: found[axis] for axis in grid}) for found in ranking["settings"]
-            ]
-            best[name] = next(some for some in tried if json.dumps(some) == shown[0])
+            # a folder has those of all methods, and those that an interrupted run had reached
+            by_text = {json.dumps(settings): settings for settings in tried}
+            scores = {}
+            for found in rank(dev.run(methods, store), ratio).to_dict("records"):
+                text = json.dumps({axis: found["settings"].get(axis) for axis in grid})
+                if found["method"] == name and text in by_text:
+                    scores[text] = found["score"]
+            best[name] = by_text[next(iter(scores))]
             new = beyond(tried, best[name])
-        for text, score in zip(shown, ranking["score"].round(1), strict=True):
-            trials.append({"method": name, "settings": text, "Self - Neg (points)": score})
+        for text, score in scores.items():
+            trials.append(
+                {"method": name, "settings": text, "Self - Neg (points)": round(score, 1)}
+            )
     return best, pd.DataFrame(trials).set_index("method")
 
 
@@ -199,10 +203,10 @@ def test_smoke_settings_beyond_both_ends():
 
 
 @pytest.mark.smoke
-def test_smoke_search_and_curves_of_a_few_short_texts(model, publish, model_name):
+def test_smoke_search_and_curves_of_a_few_short_texts(model, publish, model_name, tmp_path):
     from tl_localize import reference_sequences
     from tl_localize.evals.deletion.benchmark import DelBenchmark
-    from tl_localize.execution import Steps
+    from tl_localize.execution import Steps, Store
     from tl_localize.texts.reference import held_out_tokens
 
     if not model_name.startswith("reference"):
@@ -215,7 +219,10 @@ def test_smoke_search_and_curves_of_a_few_short_texts(model, publish, model_name
     grids["hard_concrete"] = QUICK["hard_concrete"]
     benchmark = DelBenchmark(model, short, held_out_tokens()[:2], ratios=(0.05, 0.1), n_dev=2)
     dev = replace(benchmark, sequences=short[:2], ratios=(0.1,), n_dev=0)
-    best, trials = search_settings(dev, grids | {"contrastive_gradient": {}})
+    store = Store(tmp_path)
+    best, trials = search_settings(dev, grids | {"contrastive_gradient": {}}, store)
+    again, as_often = search_settings(dev, grids | {"contrastive_gradient": {}}, store)
+    assert again == best and as_often.equals(trials)
     steps = [json.loads(settings)["steps"] for settings in trials["settings"]]
     assert len(steps) > 2 and {2, 3} < set(steps)
     inside = min(steps) < best["balanced_subnet"]["steps"] < max(steps)
